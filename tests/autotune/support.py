@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, select
 
-from bagua_autotune.model.job import JobSpec
+from bagua_autotune.model.job import Job, JobSpec
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
+from bagua_autotune.store.jobs import read_each
+from bagua_autotune.store.tables import JobRow
 
 MIB = 1024**2
 
@@ -95,6 +97,13 @@ class Clock:
     def __call__(self) -> float:
         self.now += 1.0
         return self.now
+
+
+def stored_jobs(store: Store) -> list[Job]:
+    """All that can be read, newest first, those of earlier lives among them."""
+    query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id)
+    with store.database.reading() as session:
+        return list(read_each(session.scalars(query), lambda row: store.job(row.id)))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import requests
 from bagua_autotune.store import Store
 from bagua_autotune.store.sqlite import BUSY_SECONDS
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import Ranks, make_spec, registration
+from tests.autotune.support import Ranks, make_spec, registration, stored_jobs
 
 PATIENCE_SECONDS = 60
 
@@ -174,7 +174,10 @@ def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_pa
         parent.kill()
         parent.wait_for_the_end_of_the_service()
         store = Store(f"sqlite:///{database}")
-        assert {job.id: job.phase for job in store.jobs()} == {"other": "tuning", "job": "ended"}
+        assert {job.id: job.phase for job in stored_jobs(store)} == {
+            "other": "tuning",
+            "job": "ended",
+        }
         told = [(event.kind, event.message) for event in store.events("job")]
         assert told == [("ended", "the training process was gone")]
         store.close()
@@ -257,7 +260,7 @@ def test_it_deletes_old_jobs_as_often_as_it_is_told_to(tmp_path: Path) -> None:
     store.create_job("old", make_spec(), at=1.0)
     with ServeProcess(tmp_path / "a.db", "--upkeep-minutes", "0.01"):
         deadline = time.monotonic() + 60
-        while store.jobs():
+        while stored_jobs(store):
             assert time.monotonic() < deadline, "nothing was deleted"
             time.sleep(0.05)
     store.close()

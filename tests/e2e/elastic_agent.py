@@ -13,6 +13,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.errors import StoreError
 from benchmarks.testbed import Host
 from benchmarks.testbed.tools import dies_with_parent
+from tests.autotune.support import stored_jobs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic.py"
 NAME = "elastic"
@@ -77,7 +78,7 @@ def newest(database: Path, seen: set[str]) -> tuple[Job, list[Trial]] | None:
     except StoreError:
         return None
     try:
-        found = [job for job in store.jobs(NAME, 1) if job.id not in seen]
+        found = [job for job in stored_jobs(store)[:1] if job.id not in seen]
         return (found[0], store.trials(found[0].id)) if found else None
     finally:
         store.close()

@@ -19,6 +19,7 @@ import pytest
 from bagua_autotune.store import Store
 from bagua_autotune.store.location import default_url
 from bagua_client import Configuration
+from tests.autotune.support import stored_jobs
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
@@ -225,11 +226,11 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
         lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 60, "60 steps", 90
     )
     store = Store(default_url())
-    wait_until(lambda: len(store.jobs()) == 1, "the job", 60)
+    wait_until(lambda: len(stored_jobs(store)) == 1, "the job", 60)
     ours = [psutil.Process(pid) for pid in pool.pids]
     ours += [child for process in ours for child in process.children(recursive=True)]
     assert any("bagua_autotune" in process.cmdline() for process in ours)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     # Not while the ranks make process groups: gloo waits long there for one that is gone.
     wait_until(lambda: _states(store, job.id)[-1:] == ["running"], "a trial that runs", 60)
     os.kill(pool.pids[victim], signal.SIGKILL)
@@ -242,7 +243,7 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
             assert "RuntimeError" in error or "DistBackendError" in error
             assert "gloo" in error.lower()
     wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert job.phase == "ended"
     # Rank 0 says goodbye itself, where it lives and still comes to it.
     said = ["the training process was gone", "the training process ended"]

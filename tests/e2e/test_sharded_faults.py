@@ -13,6 +13,7 @@ import pytest
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.location import default_url
+from tests.autotune.support import stored_jobs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
@@ -196,17 +197,17 @@ def test_where_a_rank_is_killed_the_store_of_the_service_beside_it_is_whole(
     future: Future[dict[int, Outcome]] = _begin(pool.outcomes, train, MOST_STEPS, str(file))
     wait_until(lambda: file.exists() and int(file.read_text().split()[0]) > 30, "30 steps", 90)
     store = Store(default_url())
-    wait_until(lambda: len(store.jobs()) == 1, "the job")
+    wait_until(lambda: len(stored_jobs(store)) == 1, "the job")
     ours = [psutil.Process(pid) for pid in pool.pids]
     ours += [child for process in ours for child in process.children(recursive=True)]
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     wait_until(lambda: len(store.trials(job.id)) >= 2, "the second trial")
     psutil.Process(pool.pids[1]).kill()
     outcomes = future.result()
     assert "exit code -9" in (outcomes[1].error or "")
     assert any(name in (outcomes[0].error or "") for name in TORCHS)
     wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert job.phase == "ended"
     assert [trial.index for trial in store.trials(job.id)][:2] == [0, 1]
     store.close()

@@ -18,8 +18,8 @@ from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import Store, retention
-from bagua_autotune.store.deletion import delete_training
 from bagua_autotune.store.errors import JobConflict, JobLives
+from bagua_autotune.store.retention import delete_training
 from bagua_autotune.tuning.reported import OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews

@@ -1,21 +1,95 @@
 """``/api/v1``: the protocol that unmodified Bagua 0.9 workers speak.
 
-Routes, fields and statuses are those of ``bagua/service/autotune_service.py`` (release 0.9.2);
-bad input, for which Bagua answered 500, gets an error document with a 4xx status.
+Routes, fields, types and statuses are those of the release 0.9.2: ``autotune_service.py`` in
+``bagua/service``, ``bagua/bagua_define.py`` and ``rust/bagua-core/bagua-opentelemetry`` (spans).
+Bad input, for which Bagua answered 500, gets an error document with a 4xx status. Fields that are
+not named here are ignored, as Bagua's own service ignores them.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Annotated, Literal
 
 from flask import Blueprint, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.api.bodies import parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.bagua import messages
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
 from bagua_autotune.bagua.storage import NotRegistered
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
+from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, ShortText
+from bagua_autotune.model.layout import Label
+
+# An observation has a place for every rank up to the highest.
+Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
+Iteration = Annotated[int, Field(ge=0, lt=2**62)]
+# Bagua's Rust exporter sends u128.
+Unsigned128 = Annotated[int, Field(ge=0, lt=2**128)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class TensorDeclaration(_Message):
+    """One tensor; the worker's ``to_bagua_datatype`` knows these four types."""
+
+    name: Label
+    num_elements: int = Field(ge=0, le=2**50)
+    dtype: Literal["f16", "f32", "i64", "u8"]
+
+
+class RegisterTensors(_Message):
+    model_name: ShortText
+    tensor_list: list[TensorDeclaration] = Field(
+        min_length=1, max_length=MOST_TENSORS, fail_fast=True
+    )
+    whether_to_bucket: bool = True
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> RegisterTensors:
+        if len({tensor.name for tensor in self.tensor_list}) != len(self.tensor_list):
+            raise ValueError("tensor_list: a name occurs twice")
+        return self
+
+
+class Hyperparameters(_Message):
+    """The part of a worker's ``BaguaHyperparameter`` that names the configuration it ran."""
+
+    bucket_size: int = Field(default=0, ge=0, le=2**53)
+    is_hierarchical_reduce: bool = False
+
+
+class ReportMetrics(_Message):
+    """``speed``: any finite number, higher is better."""
+
+    model_name: ShortText
+    rank: Rank
+    train_iter: Iteration
+    hyperparameters: Hyperparameters
+    speed: float
+
+
+class AskHyperparameters(_Message):
+    model_name: ShortText
+    rank: Rank
+    train_iter: Iteration
+
+
+class Span(_Message):
+    """``start_time`` and ``end_time`` in milliseconds since the epoch."""
+
+    trace_id: Unsigned128
+    action: Annotated[str, Field(max_length=512)]
+    tensor_name: Label
+    start_time: Unsigned128
+    end_time: Unsigned128
+
+
+class ReportTensorExecutionOrder(_Message):
+    spans: list[Span] = Field(max_length=MOST_TENSORS, fail_fast=True)
 
 
 def blueprint(tuning: BaguaTuning) -> Blueprint:
@@ -24,14 +98,14 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
 
     @api.post("/register_tensors")
     def register_tensors() -> Response:
-        message = parse(messages.RegisterTensors)
+        message = parse(RegisterTensors)
         tensors = [tensor(t.name, t.num_elements, t.dtype) for t in message.tensor_list]
         wire = tuning.register(message.model_name, tensors, message.whether_to_bucket)
         return _answer(f'{{"recommended_hyperparameters": {wire}}}')
 
     @api.post("/report_metrics")
     def report_metrics() -> Response:
-        message = parse(messages.ReportMetrics)
+        message = parse(ReportMetrics)
         worker = message.hyperparameters
         ran = to_configuration(worker.bucket_size, worker.is_hierarchical_reduce)
         tuning.report(message.model_name, message.rank, message.train_iter, ran, message.speed)
@@ -39,7 +113,7 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
 
     @api.post("/ask_hyperparameters")
     def ask_hyperparameters() -> Response:
-        message = parse(messages.AskHyperparameters)
+        message = parse(AskHyperparameters)
         wire, is_final = tuning.ask(message.model_name, message.rank, message.train_iter)
         completed = json.dumps(is_final)
         return _answer(
@@ -48,7 +122,7 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
 
     @api.post("/report_tensor_execution_order")
     def report_tensor_execution_order() -> Response:
-        spans = parse(messages.ReportTensorExecutionOrder).spans
+        spans = parse(ReportTensorExecutionOrder).spans
         tuning.order(span.tensor_name for span in sorted(spans, key=lambda s: s.start_time))
         return _answer("{}")
 

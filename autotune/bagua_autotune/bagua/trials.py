@@ -142,10 +142,10 @@ def comparable(
         references: windows of all the job's trials; complete ones show how ranks differ.
         rank_count: how many reports make a window complete.
     """
-    complete = [window for window in references if _count(window) >= rank_count]
+    complete = [window for window in references if len(_present(window)) >= rank_count]
     found = []
     for window in windows:
-        if _count(window) >= rank_count:
+        if len(_present(window)) >= rank_count:
             found.append(window)
         elif alike := [other for other in complete if _present(window) <= _present(other)]:
             found.append(Observation(window.step, (_mean_of_all(window, alike),)))
@@ -169,10 +169,6 @@ def _mean_of_all(window: Observation, complete: Sequence[Observation]) -> float:
 
 def _present(window: Observation) -> set[int]:
     return {rank for rank, value in enumerate(window.values) if value is not None}
-
-
-def _count(window: Observation) -> int:
-    return len(_present(window))
 
 
 def _mean(window: Observation, ranks: set[int]) -> float:

@@ -29,7 +29,6 @@ DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks at different iterations for so long will hardly meet again.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
-AGAIN = "job %s: its ranks start again with the default; tuning goes on"
 # So long after its last contact a job still takes spans.
 SPAN_SECONDS = 86_400.0
 # Of how many jobs the tensors and the last answer are kept in memory.
@@ -95,7 +94,9 @@ class BaguaTuning:
             position = family.position(rank, model_name) or 0
             grant: Grant | None = None
             if family.is_due(position, iteration, self._world_size):
-                job = self._job(model_name, known, position)
+                # Perhaps as it was before its last change.
+                job = self._jobs.known(family.models[position].job_id)
+                job = job or self._directory.job(model_name, known, position)
                 grant = self._trials.next_grant(job, family, position, iteration, len(known.order))
             return family.asked(rank, model_name, iteration, grant, self._world_size), position
 
@@ -104,7 +105,8 @@ class BaguaTuning:
         before, after = found.before.family, found.after.family
         if before.is_entering(rank, model_name, iteration):
             if before.names and not after.names:
-                logger.info(AGAIN, job.id)
+                again = "job %s: its ranks start again with the default; tuning goes on"
+                logger.info(again, job.id)
             return self._wire(job, job.baseline), False
         if before.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
@@ -151,12 +153,6 @@ class BaguaTuning:
                 self._store.extend_order(key, new)
         self._names = known
 
-    def _job(self, model_name: str, known: Known, position: int) -> Job:
-        """The job of a model, perhaps as it was before its last change."""
-        job_id = known.family.models[position].job_id
-        remembered = self._jobs.known(job_id)
-        return remembered or self._directory.job(model_name, known, position)
-
     def _heard_of(self, model_name: str, found: Changed) -> Job:
         """The model's job. Stores its last contact, and the number of its ranks if no world size is
         known."""
@@ -188,11 +184,12 @@ class BaguaTuning:
 
     def _warn_apart(self, job: Job, family: Family) -> None:
         places = family.stragglers(self._world_size)
-        behind = [f"rank {rank} at iteration {at}" for rank, at in places.items() if at >= 0]
-        missing = [f"rank {rank} has not reported" for rank, at in places.items() if at < 0]
-        told = [*behind[:MOST_RANKS_TOLD], *missing[:MOST_RANKS_TOLD]]
-        if len(told) < len(places):
-            told.append(f"{len(places)} in all")
+        told = [
+            f"rank {rank} at iteration {at}" if at >= 0 else f"rank {rank} has not reported"
+            for rank, at in sorted(places.items(), key=lambda place: -place[1])
+        ]
+        if len(places) > MOST_RANKS_TOLD:
+            told[MOST_RANKS_TOLD:] = [f"{len(places)} in all"]
         logger.warning(
             "job %s: not tuned, because its ranks are at different iterations (%s); all keep their "
             "hyperparameters. Restart all ranks, give each run a service of its own, and start "

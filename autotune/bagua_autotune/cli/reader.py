@@ -15,7 +15,7 @@ from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.characters import clean
 from bagua_autotune.settings import ENVIRONMENT
-from bagua_autotune.store import Store, deletion, retention
+from bagua_autotune.store import Store, retention
 from bagua_autotune.store.errors import JobLives, NoDatabase, StoreError, UnknownJob
 from bagua_autotune.store.location import default_url
 
@@ -44,7 +44,7 @@ class Reader(Protocol):
 
     def events(self, job_id: str) -> list[views.Event]: ...
 
-    def delete(self, job_id: str, force: bool) -> deletion.Deleted: ...
+    def delete(self, job_id: str, force: bool) -> retention.Deleted: ...
 
     def prune(self, days: int, dry_run: bool) -> retention.Pruned: ...
 
@@ -95,9 +95,9 @@ class DatabaseReader:
         return views.every_event(self._store, job_id)
 
     @store_errors_told()
-    def delete(self, job_id: str, force: bool) -> deletion.Deleted:
+    def delete(self, job_id: str, force: bool) -> retention.Deleted:
         try:
-            return deletion.delete_training(self._store, job_id, force)
+            return retention.delete_training(self._store, job_id, force)
         except JobLives as error:
             raise click.ClickException(f"{error}") from error
 

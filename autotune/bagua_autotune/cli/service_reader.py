@@ -16,9 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from bagua_autotune import __version__, views
 from bagua_autotune.model.characters import clean
-from bagua_autotune.store.deletion import Deleted
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.retention import Pruned
+from bagua_autotune.store.retention import Deleted, Pruned
 
 Message = TypeVar("Message", bound=BaseModel)
 JSON = {"Content-Type": "application/json"}

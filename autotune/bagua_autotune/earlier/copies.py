@@ -152,9 +152,9 @@ def adopt(store: Store, copy: Copy, now: float) -> int:
             model_key=model_key(spec),
             network_key=network_key(spec),
         )
-        if is_new:
-            store.copy_place(copied.id, Place(copied.previous, copied.first, copied.number))
-            adopted += 1
+        if is_new and copied.previous is not None:
+            store.enter(copied.id, Place(copied.previous, copied.first, copied.number))
+        adopted += is_new
     return adopted
 
 

@@ -52,7 +52,7 @@ def backup(url: str, file: Path) -> None:
         raise StoreError(f"there is no database {shown(source)}; --database names another")
     if file.exists():
         raise StoreError(f"{file} exists already; name another file")
-    part = _part_of(file)
+    part = file.with_name(file.name + ".part")
     try:
         _copy(origin, part)
         os.replace(part, file)
@@ -77,7 +77,7 @@ def restore(url: str, file: Path) -> Restored:
         raise StoreError(f"there is no file {file}")
     if target.exists() and target.samefile(file):
         raise StoreError(f"{file} is the database itself; name a copy of it")
-    part = _part_of(target)
+    part = target.with_name(target.name + ".part")
     try:
         make_folder(target.parent)
         _copy(file, part)
@@ -100,10 +100,6 @@ def _sqlite(url: str, otherwise: str) -> URL:
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(f"{shown(parsed)} is no SQLite file; {otherwise}")
     return parsed
-
-
-def _part_of(file: Path) -> Path:
-    return file.with_name(file.name + ".part")
 
 
 def _copy(origin: Path, part: Path) -> None:

@@ -58,10 +58,7 @@ def _sqlite(store: Store) -> Iterator[Finding]:
     else:
         words = f"its file is on a network file system ({kind}), in journal mode {mode}"
         yield Finding(words, is_fault=mode == "wal")
-    yield from _space(Path(str(store.database.url.database)))
-
-
-def _space(file: Path) -> Iterator[Finding]:
+    file = Path(str(store.database.url.database))
     if file.exists():
         used, free = file.stat().st_size, shutil.disk_usage(file.parent).free
         words = f"it takes {describe_bytes(used)}; {describe_bytes(free)} are free on its disk"
@@ -76,9 +73,9 @@ def _postgresql(store: Store) -> Iterator[Finding]:
 
 
 def _jobs(store: Store) -> Iterator[Finding]:
-    bounds = (func.min(JobRow.created_at), func.max(JobRow.last_contact_at))
+    bounds = select(func.min(JobRow.created_at), func.max(JobRow.last_contact_at))
     with store.database.reading() as session:
-        oldest, newest = session.execute(select(*bounds)).one()
+        times = session.execute(bounds).one()
         ids = list(session.scalars(select(JobRow.id).order_by(JobRow.created_at)))
     readable = 0
     for job_id in ids:
@@ -92,9 +89,6 @@ def _jobs(store: Store) -> Iterator[Finding]:
             yield Finding(f"job {job_id} cannot be read: {error!r}", True)
             continue
         readable += 1
-    between = "" if oldest is None else f", from {_date(oldest)} to {_date(newest)}"
+    bounded = [f"{datetime.fromtimestamp(at):%F %T}" for at in times if at is not None]
+    between = ", from {} to {}".format(*bounded) if bounded else ""
     yield Finding(f"{readable} of {len(ids)} jobs can be read{between}")
-
-
-def _date(at: float) -> str:
-    return f"{datetime.fromtimestamp(at):%F %T}"

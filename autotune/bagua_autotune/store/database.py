@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, ExceptionContext, NullPool, create_engine, event
+from sqlalchemy import Connection, Dialect, ExceptionContext, NullPool, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -28,7 +29,6 @@ from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
 from bagua_autotune.store.location import parse, shown, with_driver
 from bagua_autotune.store.server import IS_DIRECT, Circuit
 from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
-from bagua_autotune.store.statement import Run, Statement
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,31 @@ BEGIN_READING = {
 BEGIN_WRITING = {"sqlite": "BEGIN IMMEDIATE"}  # the other drivers do so by themselves
 
 Answer = TypeVar("Answer")
+
+
+class Statement:
+    """A statement of SQLAlchemy whose parameters have names; compiled once for each driver."""
+
+    def __init__(self, clause: Any) -> None:
+        self._clause = clause
+        self._compiled: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        named: Any = namedtuple
+        names = [column.key for column in self._clause.exported_columns]
+        self.make_row: Callable[[Any], Any] = named("Row", names, rename=True)._make
+
+    def compiled(self, dialect: Dialect) -> tuple[str, Mapping[str, Any]]:
+        """Its text, and the values that it has already."""
+        found = self._compiled.get(dialect.driver)
+        if found is None:
+            style = "named" if dialect.driver in ("pysqlite", "pg8000") else "pyformat"
+            of_driver: Any = type(dialect)
+            made = self._clause.compile(dialect=of_driver(paramstyle=style))
+            found = self._compiled[dialect.driver] = str(made), made.params
+        return found
+
+
+# Runs one statement, with its values by name, and returns its rows.
+Run = Callable[..., list[Any]]
 
 
 class Database:
@@ -127,8 +152,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Open a transaction that reads one consistent view; nothing is written. Within one of the
-        same thread it is that one.
-        """
+        same thread it is that one."""
         outer = getattr(self._views, "session", None)
         if outer is not None:
             yield outer
@@ -144,8 +168,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Open a transaction that writes; on SQLite writers take turns from its first
-        statement on.
-        """
+        statement on."""
         self._circuit.enter()
         with self._turn(), Session(self._engine) as session, session.begin():
             yield session
@@ -157,12 +180,8 @@ class Database:
         if outer is None:
             return self._lend(lambda lent: self._run(lent, statement, values))
         lent = outer.connection().connection
-        try:
-            with self._told(lent):
-                return self._run(lent, statement, values)
-        except DBAPIError as error:
-            self._note(error.connection_invalidated)
-            raise
+        with self._told(lent):
+            return self._run(lent, statement, values)
 
     def tell(self, statement: Statement, **values: Any) -> list[Any]:
         """Run one statement that writes, in a transaction of its own; its rows."""
@@ -227,7 +246,8 @@ class Database:
             if error.connection_invalidated and is_quick and not is_again:
                 self._engine.dispose()  # the others are as old
                 return self._lend(work, is_again=True)
-            self._note(error.connection_invalidated)
+            if error.connection_invalidated and not self.is_sqlite:
+                self._circuit.failed()
             raise
         self._circuit.answered()
         return answer
@@ -263,6 +283,7 @@ class Database:
         try:
             yield
         except self._driver_error as error:
+            self.errors += 1
             connection = lent and lent.dbapi_connection
             is_lost = lent is None or self._dialect.is_disconnect(error, connection, None)
             raise DBAPIError.instance(
@@ -278,11 +299,8 @@ class Database:
             connection.exec_driver_sql(begin)
 
     def _failed(self, context: ExceptionContext) -> None:
-        self._note(context.connection is None or context.is_disconnect)
-
-    def _note(self, is_lost: bool) -> None:
         self.errors += 1
-        if is_lost and not self.is_sqlite:
+        if not self.is_sqlite and (context.connection is None or context.is_disconnect):
             self._circuit.failed()
 
     def close(self) -> None:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import bindparam, delete, exists, select, text, update
 
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.database import Database, Statement
 from bagua_autotune.store.rows import as_text
-from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
 
 
@@ -41,14 +40,8 @@ NAME = text(
     "INSERT INTO aliases (alias, family) VALUES (:alias, :key) "
     "ON CONFLICT (alias) DO UPDATE SET family = excluded.family"
 )
-BY_ALIAS = Statement(
-    select(
-        *(FamilyRow.key, FamilyRow.revision),
-        *map(as_text, (FamilyRow.data, FamilyRow.ready_order)),
-    )
-    .join(AliasRow)
-    .where(AliasRow.alias == bindparam("alias"))
-)
+FAMILY = FamilyRow.key, FamilyRow.revision, as_text(FamilyRow.data), as_text(FamilyRow.ready_order)
+BY_ALIAS = Statement(select(*FAMILY).join(AliasRow).where(AliasRow.alias == bindparam("alias")))
 NAMED = exists().where(AliasRow.alias == bindparam("alias"), AliasRow.family == FamilyRow.key)
 OF_JOB = JobRow.id == bindparam("job_id")
 REPLACE = Statement(

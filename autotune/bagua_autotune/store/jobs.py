@@ -24,10 +24,9 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.database import Database, Statement
 from bagua_autotune.store.errors import JobConflict, UnknownJob
-from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
-from bagua_autotune.store.statement import Statement
+from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked, the_row
 from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, ProfileRow, TrialRow
 
 logger = logging.getLogger(__name__)
@@ -36,12 +35,10 @@ logger = logging.getLogger(__name__)
 MOST_UNREADABLE = 9
 # Statements that are used often are built once.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
-JOB = Statement(select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id")))
+OF_ID = JobRow.id == bindparam("job_id")
+JOB = Statement(select(*rows.JOB_COLUMNS).where(OF_ID))
 TOUCH = Statement(
-    update(JobRow)
-    .where(JobRow.id == bindparam("job_id"))
-    .values(last_contact_at=bindparam("at"))
-    .returning(JobRow.id)
+    update(JobRow).where(OF_ID).values(last_contact_at=bindparam("at")).returning(JobRow.id)
 )
 
 
@@ -59,16 +56,14 @@ class Contact(NamedTuple):
     @property
     def version(self) -> tuple[float, int]:
         """A version that changes whenever the job is written; a later job with the same id has
-        another, too.
-        """
+        another, too."""
         return self.created_at, self.revision
 
 
 CONTACT = tuple(getattr(JobRow, field) for field in Contact._fields)
+CLAIM = ClaimRow.job_id == JobRow.id
 CONTACT_AND_CLAIM = Statement(
-    select(*CONTACT, ClaimRow.until)
-    .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
-    .where(JobRow.id == bindparam("job_id"))
+    select(*CONTACT, ClaimRow.until).outerjoin(ClaimRow, CLAIM).where(OF_ID)
 )
 TEAM = JobRow.spec["team"].as_string()
 # A store has many more jobs that ended than others: the database leaves them out.
@@ -126,8 +121,9 @@ class Jobs:
             last_contact_at=at,
             model_key=model_key,
             network_key=network_key,
+            inherited=rows.as_column(inherited),
         )
-        if self._add(row, spec, inherited, [first] if first else []):
+        if self._add(row, spec, [first] if first else []):
             return True
         with self.database.reading() as session:
             known = job_row(session, job_id)
@@ -150,24 +146,17 @@ class Jobs:
         row = JobRow(
             data={},
             result=rows.result_column(job.result) if job.result else None,
+            inherited=rows.as_column(job.inherited),
             model_key=model_key,
             network_key=network_key,
             **{name: getattr(job, name) for name in rows.JOB_FIELDS},
         )
-        return self._add(row, spec, job.inherited, trials, event)
+        return self._add(row, spec, trials, event)
 
-    def _add(
-        self,
-        row: JobRow,
-        spec: JobSpec,
-        inherited: Inherited | None,
-        trials: Iterable[Trial],
-        *events: Event,
-    ) -> bool:
+    def _add(self, row: JobRow, spec: JobSpec, trials: Iterable[Trial], *events: Event) -> bool:
         """Add a job; False, with nothing changed, if there is one of this id."""
         row.spec, row.tensors = rows.spec_columns(spec)
         row.fingerprint = spec.fingerprint
-        row.inherited = inherited.model_dump(mode="json") if inherited else None
         try:
             with self.database.writing() as session:
                 if session.get(JobRow, row.id) is not None:
@@ -181,18 +170,7 @@ class Jobs:
         return True
 
     def job(self, job_id: str) -> Job:
-        found = self.database.ask(JOB, job_id=job_id)
-        if not found:
-            raise UnknownJob(job_id)
-        return rows.job_record(found[0])
-
-    def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
-        """Jobs of this name, or all; newest first."""
-        query = select(*rows.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
-        if name is not None:
-            query = query.where(JobRow.name == name)
-        with self.database.reading() as session:
-            return list(read_each(session.execute(query), rows.job_record))
+        return rows.job_record(the_row(self.database.ask(JOB, job_id=job_id), job_id))
 
     def latest_job(
         self, *, finished: bool = False, profiled: bool = False, **keys: str | None
@@ -226,10 +204,7 @@ class Jobs:
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
         """The job's contact, and until when a replica has claimed it (see claims), in one query."""
-        found = self.database.ask(CONTACT_AND_CLAIM, job_id=job_id)
-        if not found:
-            raise UnknownJob(job_id)
-        *contact, until = found[0]
+        *contact, until = the_row(self.database.ask(CONTACT_AND_CLAIM, job_id=job_id), job_id)
         return Contact._make(contact), until
 
     def contacts(
@@ -258,13 +233,12 @@ class Jobs:
                 query = query.where((JobRow.created_at < created_at) | is_later)
             return [Contact._make(row) for row in session.connection().execute(query)]
 
-    def contacts_since(self, at: float, ended_at: float | None = None) -> list[Contact]:
+    def contacts_since(self, at: float, ended_at: float) -> list[Contact]:
         """The jobs that have reported since then, newest first.
 
         Args:
             ended_at: of jobs that told of their end, only those that have reported since this.
         """
-        ended_at = at if ended_at is None else ended_at
         found = self.database.ask(CONTACTS_SINCE, at=at, ended_at=ended_at)
         return [Contact._make(row) for row in found]
 
@@ -276,14 +250,12 @@ class Jobs:
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
-        if not self.database.tell(TOUCH, job_id=job_id, at=at):
-            raise UnknownJob(job_id)
+        the_row(self.database.tell(TOUCH, job_id=job_id, at=at), job_id)
 
     def count_saved(self, job_id: str, saved: Saved, at: float) -> bool:
         """Add to what the job's speed-up has saved, once: False, with nothing changed but the last
         contact, if a step as late as this is counted already."""
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (_, row):
             row.last_contact_at = at
             before = Saved(**row.data.get(rows.SAVED, {}))
             if saved.step <= before.step:
@@ -294,15 +266,13 @@ class Jobs:
 
     def widen(self, job_id: str, ranks: int) -> None:
         """Note that the job has at least so many ranks, of one node."""
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (_, row):
             if row.spec["world_size"] < ranks:
                 row.spec = {**row.spec, "world_size": ranks, "ranks_per_node": [ranks]}
 
     def end_job(self, job_id: str, at: float) -> None:
         """Note that the training ended; a job that was being tuned gets no further result."""
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (_, row):
             row.ended_at = at
             if row.phase != "finished":
                 row.phase = "ended"
@@ -343,8 +313,7 @@ class Jobs:
 
     def resume_job(self, job_id: str, at: float) -> None:
         """Note that the training goes on after an end, from the trial where it was."""
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, row):
             if row.ended_at is not None:
                 absences = [*row.data.get(rows.ABSENCES, ()), [row.last_contact_at, at]]
                 row.data = {**row.data, rows.ABSENCES: absences[-rows.MOST_ABSENCES :]}
@@ -360,8 +329,7 @@ class Jobs:
         Returns:
             False, with nothing changed, unless the job is finished and its training runs.
         """
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (_, row):
             if row.phase != "finished" or row.ended_at is not None:
                 return False
             row.phase, row.round = "tuning", row.round + 1
@@ -374,8 +342,7 @@ class Jobs:
         Args:
             failed: the run of what was kept, which is one more trial by now; it is added once.
         """
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, row):
             if row.phase != "finished":
                 return
             row.result = rows.result_column(result)

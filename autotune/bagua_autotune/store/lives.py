@@ -5,16 +5,16 @@ The job of each life stays as it is; a row beside it names the job of the previo
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.database import Database, Statement
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import NEWEST_FIRST
-from bagua_autotune.store.rows import locked_row
-from bagua_autotune.store.statement import Statement
+from bagua_autotune.store.rows import job_row, locked, locked_row, the_row
 from bagua_autotune.store.tables import JobRow, LifeRow
 
 PLACE = Statement(
@@ -50,10 +50,8 @@ class Lives:
 
     def place_of(self, job_id: str) -> Place:
         """The job's place among the lives of its training."""
-        found = self.database.ask(PLACE, job_id=job_id)
-        if not found:
-            raise UnknownJob(job_id)
-        previous, first, number = found[0]
+        found = the_row(self.database.ask(PLACE, job_id=job_id), job_id)
+        previous, first, number = found
         return Place(None, job_id, 1) if first is None else Place(previous, first, number)
 
     def lives(self, job_id: str) -> list[tuple[str, int]]:
@@ -82,14 +80,12 @@ class Lives:
         if before.first == job_id:
             return False
         place = Place(previous, before.first, before.number + 1)
-        return self._enter(job_id, place)
+        return self.enter(job_id, place)
 
     def part(self, job_id: str) -> None:
         """Separate this job from the later job that was taken for its next life, if there
-        is one.
-        """
-        with self.database.writing() as session:
-            locked_row(session, job_id)
+        is one."""
+        with locked(self.database, job_id) as (session, _):
             row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))
             if row is None:
                 return
@@ -101,12 +97,9 @@ class Lives:
             session.execute(update(LifeRow).where(later).values(changes))
             locked_row(session, following)
 
-    def copy_place(self, job_id: str, place: Place) -> None:
-        """Note the place that a copied job had in the other store."""
-        if place.previous is not None:
-            self._enter(job_id, place)
-
-    def _enter(self, job_id: str, place: Place) -> bool:
+    def enter(self, job_id: str, place: Place) -> bool:
+        """Give a job, with all its later lives, this place, which has a previous life. False, with
+        nothing changed, if one of the two has another neighbour already."""
         try:
             with self.database.writing() as session:
                 # The later one first: whoever registers it may have locked it already.
@@ -117,9 +110,9 @@ class Lives:
                 later = update(LifeRow).where(LifeRow.first == job_id)
                 number = LifeRow.number + place.number - 1
                 session.execute(later.values(first=place.first, number=number))
-                before = select(JobRow.id).where(JobRow.id == place.previous)
-                if place.previous is not None and session.scalar(before) is not None:
-                    locked_row(session, place.previous)
+                if place.previous is not None:
+                    with suppress(UnknownJob):  # deleted since
+                        locked_row(session, place.previous)
         except IntegrityError:  # one of the two has another neighbour already
             return False
         return True
@@ -136,9 +129,7 @@ class Lives:
         """The first job of the same name and model registered after this one's last report, unless
         it is the next life of another."""
         with self.database.reading() as session:
-            row = session.get(JobRow, job_id)
-            if row is None:
-                raise UnknownJob(job_id)
+            row = job_row(session, job_id)
             query = select(JobRow.id).outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
             query = query.where(
                 JobRow.protocol == row.protocol,

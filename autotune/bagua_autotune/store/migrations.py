@@ -61,7 +61,10 @@ def prepare(engine: Engine) -> None:
 
 def _prepare(engine: Engine) -> None:
     with engine.begin() as connection:
-        _take_turns(connection)
+        # On SQLite the transaction has taken the only lock for writing already.
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(1e3 * LOCK_SECONDS)}"))
         version = _version(connection)
         if version is None:
             Base.metadata.create_all(connection)
@@ -94,13 +97,6 @@ def check(engine: Engine) -> None:
             f"the database {database} is of an older release (schema version {version}, this "
             f"one needs {SCHEMA_VERSION}); start this release's service on it once"
         )
-
-
-def _take_turns(connection: Connection) -> None:
-    # On SQLite the transaction has taken the only lock for writing already.
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
-        connection.execute(text(f"SET LOCAL lock_timeout = {int(1e3 * LOCK_SECONDS)}"))
 
 
 def _version(connection: Connection) -> int | None:

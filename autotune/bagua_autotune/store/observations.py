@@ -24,10 +24,9 @@ from sqlalchemy import cast as sql_cast
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
-from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import UnknownJob, UnknownTrial
-from bagua_autotune.store.rows import TRIALS, check_job, trial_row
-from bagua_autotune.store.statement import Run, Statement
+from bagua_autotune.store.database import Database, Run, Statement
+from bagua_autotune.store.errors import UnknownTrial
+from bagua_autotune.store.rows import TRIALS, check_job, the_row, trial_row
 from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
 STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
@@ -79,13 +78,6 @@ STEPS = Statement(
     .group_by(TrialRow.id)
     .order_by(TrialRow.index)
 )
-LATEST_OBSERVATIONS = (
-    select(ObservationRow.step, *OBSERVED)
-    .join(TrialRow)
-    .where(OF_TRIAL)
-    .order_by(ObservationRow.step.desc())
-    .limit(bindparam("count"))
-)
 STEP_OF_TRIAL = Statement(
     select(TrialRow.id, TrialRow.state, rows.as_text(ObservationRow.values))
     .outerjoin(
@@ -99,13 +91,6 @@ SET_VALUES = Statement(
     .where(ObservationRow.trial_id == TRIAL_ID, ObservationRow.step == bindparam("of_step"))
     .values(values=bindparam("told", type_=JSON))
 )
-
-
-class ObservationKey(NamedTuple):
-    """Observations are listed in this order."""
-
-    trial: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -180,10 +165,8 @@ class Observations:
         """
 
         def add(run: Run) -> Reported:
-            found = run(HEAR, job_id=job_id, at=at)
-            if not found:
-                raise UnknownJob(job_id)
-            job, trial_rows = rows.job_record(found[0]), run(TRIALS, job_id=job_id)
+            job = rows.job_record(the_row(run(HEAR, job_id=job_id, at=at), job_id))
+            trial_rows = run(TRIALS, job_id=job_id)
             trials = [rows.trial_record(row[2:]) for row in trial_rows]
             if index >= len(trials):
                 raise UnknownTrial(index)
@@ -229,8 +212,7 @@ class Observations:
         """Store one rank's value of one step of a trial. False if that rank's is there already."""
 
         def add(run: Run) -> bool:
-            if not run(HEAR, job_id=job_id, at=at):
-                raise UnknownJob(job_id)
+            the_row(run(HEAR, job_id=job_id, at=at), job_id)
             found = run(STEP_OF_TRIAL, job_id=job_id, trial=index, step=step)
             if not found:
                 raise UnknownTrial(index)
@@ -255,11 +237,11 @@ class Observations:
         self,
         job_id: str,
         index: int | None = None,
-        after: ObservationKey | None = None,
+        after: tuple[int, int] | None = None,
         limit: int | None = None,
     ) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
-        after ``after``."""
+        after this trial and step."""
         query = (
             select(TrialRow.index, ObservationRow.step, *OBSERVED)
             .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
@@ -295,14 +277,16 @@ class Observations:
 
     def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
         """The last steps of a trial, in step order."""
-        given = {"job_id": job_id, "trial": trial, "count": count}
+        query = select(ObservationRow.step, *OBSERVED).join(TrialRow)
+        query = query.where(TrialRow.job_id == job_id, TrialRow.index == trial)
         with self.database.reading() as session:
-            found = session.execute(LATEST_OBSERVATIONS, given).all()
+            found = session.execute(query.order_by(ObservationRow.step.desc()).limit(count)).all()
         return [_observation(*row) for row in reversed(found)]
 
 
 def _observation(step: int, values: Any, compute: Any, complexity: float | None) -> Observation:
-    return Observation(step, tuple(values), compute and tuple(compute), complexity)
+    computed = None if compute is None else tuple(compute)
+    return Observation(step, tuple(values), computed, complexity)
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps the database small: thins out old steps and deletes old jobs.
+"""Keeps the database small: thins out old steps, and deletes old jobs or those that are named.
 
 Each transaction is small, so that no report waits long for the database.
 """
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, delete, select, text, update
 
-from bagua_autotune.model.job import GIVEN_UP, OVER
-from bagua_autotune.model.view import View
+from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS, JobPhase
+from bagua_autotune.model.text import describe_seconds
+from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
-from bagua_autotune.store.deletion import DELETED_COLUMNS, ROWS_AT_ONCE, DeletedJob, delete_where
-from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.errors import JobLives, UnknownJob
 from bagua_autotune.store.rows import locked_row
 from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 
@@ -25,6 +25,7 @@ TAKE_TURN = text(
     "WHERE chores.due_at <= :now RETURNING done_until"
 )
 DAY_SECONDS = 86_400
+ROWS_AT_ONCE = 1000
 PAGES_AT_ONCE = 1000
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
 # draw it. The first step stays, too: it says when the ranks switched.
@@ -32,11 +33,29 @@ KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
 
 
+class DeletedJob(View):
+    """A job that was deleted, or would be."""
+
+    id: str
+    name: str
+    state: JobPhase
+    last_contact_at: Moment
+
+
+class Deleted(View):
+    """The jobs that were deleted: one for each life of the training, the first one first."""
+
+    jobs: list[DeletedJob]
+
+
 class Pruned(View):
     """The jobs that were deleted, oldest first; with ``dry_run`` those that would be."""
 
     dry_run: bool
     jobs: list[DeletedJob]
+
+
+DELETED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.last_contact_at
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
@@ -47,7 +66,8 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
     """
     given = {"name": CHORE, "next": now + pause_seconds, "now": now}
     with store.database.writing() as session:
-        return session.scalar(TAKE_TURN, given)
+        done_until: float | None = session.scalar(TAKE_TURN, given)
+    return done_until
 
 
 def note_thinned(store: Store, until: float) -> None:
@@ -72,23 +92,20 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
 
 def old_jobs(store: Store, before: float) -> list[DeletedJob]:
     """The jobs whose last report came before then, oldest first."""
-    old = select(*DELETED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
+    query = select(*DELETED_COLUMNS).where(JobRow.last_contact_at < before)
     with store.database.reading() as session:
-        return [DeletedJob.model_validate(row) for row in session.execute(old).mappings()]
+        found = session.execute(query.order_by(JobRow.created_at)).mappings()
+        return [DeletedJob.model_validate(row) for row in found]
 
 
 def prune(store: Store, before: float) -> list[DeletedJob]:
     """Delete the jobs whose last report came before then, with all that belongs to them."""
-    found = old_jobs(store, before)
-    gone = (delete_where(store, (JobRow.id == old.id) & _is_old(before)) for old in found)
+    is_old, found = JobRow.last_contact_at < before, old_jobs(store, before)
+    gone = (delete_where(store, (JobRow.id == old.id) & is_old) for old in found)
     deleted = [job for job in gone if job]
     if deleted:
         store.forget_families()
     return deleted
-
-
-def _is_old(before: float) -> ColumnElement[bool]:
-    return JobRow.last_contact_at < before
 
 
 def thin(store: Store, since: float, before: float) -> int:
@@ -164,3 +181,54 @@ def shrink(store: Store) -> None:
             (left,) = driver.execute("PRAGMA freelist_count").fetchone()
         if left == 0 or left == unused:  # a file of an older release cannot shrink
             return
+
+
+def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
+    """Delete a job with all lives of its training.
+
+    Args:
+        force: also if the training may still run, which goes on. While it is being tuned its next
+            report finds no job, so it registers again and is tuned from its beginning. Bagua's own
+            workers would fail instead, so theirs is not deleted until it was silent for an hour.
+
+    Raises:
+        UnknownJob: there is no such job.
+        JobLives: its training may still run; nothing is deleted.
+    """
+    now = time.time()
+    may_go = JobRow.ended_at.is_not(None) | (JobRow.last_contact_at < now - SILENT_SECONDS)
+    if force:
+        may_go |= JobRow.protocol == "v2"
+    ids = [life for life, _ in store.lives(job_id)]
+    _refuse_living(store, ids, may_go, now)
+    found = (delete_where(store, (JobRow.id == life) & may_go) for life in ids)
+    deleted = [job for job in found if job]
+    if not deleted:
+        _refuse_living(store, ids, may_go, now)  # it was heard of again just now
+        raise UnknownJob(job_id)  # another replica was the first
+    store.forget_families()
+    return Deleted(jobs=deleted)
+
+
+def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], now: float) -> None:
+    columns = JobRow.id, JobRow.protocol, JobRow.last_contact_at
+    with store.database.reading() as session:
+        living = session.execute(select(*columns).where(JobRow.id.in_(ids), ~may_go)).first()
+    if living is not None:
+        ago = describe_seconds(max(0.0, now - living.last_contact_at))
+        raise JobLives(living.id, ago, can_be_forced=living.protocol == "v2")
+
+
+def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:
+    """Delete the one job of which this is true, for as long as it is true of it."""
+    steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(which).limit(ROWS_AT_ONCE)
+    while True:
+        with store.database.writing() as session:
+            ids = list(session.scalars(steps))
+            session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
+        if len(ids) < ROWS_AT_ONCE:
+            break
+    deletion = delete(JobRow).where(which).returning(*DELETED_COLUMNS)
+    with store.database.writing() as session:
+        row = session.execute(deletion).mappings().one_or_none()
+        return None if row is None else DeletedJob.model_validate(row)

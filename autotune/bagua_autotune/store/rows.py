@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
+from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Text, bindparam, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
@@ -25,8 +27,8 @@ from bagua_autotune.model.job import Inherited, Job, JobSpec, Limits, Result, Sa
 from bagua_autotune.model.knobs import SPACE, Configuration
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store.database import Database, Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
-from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
@@ -64,6 +66,13 @@ TRIALS = Statement(
 )
 
 
+def the_row(found: Sequence[Any], job_id: str) -> Any:
+    """The one row that was found of a job; UnknownJob if none was."""
+    if not found:
+        raise UnknownJob(job_id)
+    return found[0]
+
+
 def job_row(session: Session, job_id: str) -> JobRow:
     row = session.get(JobRow, job_id)
     if row is None:
@@ -75,6 +84,13 @@ def check_job(session: Session, job_id: str) -> None:
     """Raise UnknownJob if there is no such job."""
     if session.connection().scalar(select(JobRow.id).where(JobRow.id == job_id)) is None:
         raise UnknownJob(job_id)
+
+
+@contextmanager
+def locked(database: Database, job_id: str) -> Iterator[tuple[Session, JobRow]]:
+    """Open a transaction that writes a job; gives its row."""
+    with database.writing() as session:
+        yield session, locked_row(session, job_id)
 
 
 def locked_row(session: Session, job_id: str) -> JobRow:
@@ -173,7 +189,7 @@ def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
     row = TrialRow(
         job_id=job_id,
         configuration=dict(trial.configuration),
-        memory=memory_column(trial.memory),
+        memory=as_column(trial.memory),
         **{name: getattr(trial, name) for name in TRIAL_FIELDS},
     )
     if trial.estimate is not None:
@@ -181,8 +197,8 @@ def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
     return row
 
 
-def memory_column(memory: Memory | None) -> dict[str, Any] | None:
-    return memory.model_dump() if memory else None
+def as_column(told: BaseModel | None) -> dict[str, Any] | None:
+    return told.model_dump(mode="json") if told else None
 
 
 def write_estimate(row: TrialRow, measured: Estimate) -> None:

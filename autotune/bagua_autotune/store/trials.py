@@ -10,7 +10,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.rows import TRIALS, check_job, last_trial_row, locked_row, trial_row
+from bagua_autotune.store.rows import TRIALS, check_job, last_trial_row, locked, trial_row
 from bagua_autotune.store.tables import TrialRow
 
 
@@ -61,8 +61,7 @@ class Trials:
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """Note that the ranks run this trial now, if it is still proposed."""
-        with self.database.writing() as session:
-            locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, _):
             row = trial_row(session, job_id, index)
             if row.state == "proposed":
                 row.state, row.started_at = "running", at
@@ -73,8 +72,7 @@ class Trials:
         Returns:
             False, with nothing changed, if the job has moved on since that view.
         """
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, row):
             last = last_trial_row(session, job_id)
             if row.phase in OVER:
                 return False
@@ -99,16 +97,14 @@ class Trials:
 
     def update_estimate(self, job_id: str, index: int, measured: Estimate) -> None:
         """Replace a measured trial's estimate after late data."""
-        with self.database.writing() as session:
-            locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, _):
             row = trial_row(session, job_id, index)
             if row.state == "measured":
                 rows.write_estimate(row, measured)
 
     def close_left(self, job_id: str, index: int, measured: Estimate, at: float) -> bool:
         """Close a trial that the ranks had left unmeasured; False if it was closed before."""
-        with self.database.writing() as session:
-            locked_row(session, job_id)
+        with locked(self.database, job_id) as (session, _):
             return _close_left(trial_row(session, job_id, index), Step(at, index, measured))
 
 
@@ -126,6 +122,6 @@ def _close(row: TrialRow, step: Step) -> None:
     if step.failure is not None:
         row.state = "infeasible" if step.is_infeasible else "failed"
     if step.memory is not None:
-        row.memory = rows.memory_column(step.memory)
+        row.memory = rows.as_column(step.memory)
     if step.estimate is not None:
         rows.write_estimate(row, step.estimate)

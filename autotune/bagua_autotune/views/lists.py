@@ -12,7 +12,6 @@ from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
-from bagua_autotune.store.observations import ObservationKey
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.trials import Trial, trial_views
 
@@ -150,7 +149,7 @@ def observation_list(
 ) -> ObservationList:
     """List the observations of one trial, or of all, in the order of trials and steps."""
     told = _key(after, r"([0-9]{1,10})\.([0-9]{1,16})", "TRIAL.STEP")
-    last = ObservationKey(*told) if told else None
+    last = (told[0], told[1]) if told else None
     limit = min(limit, max(1, MOST_VALUES // store.job(job_id).world_size))
     found = store.observations(job_id, trial, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")

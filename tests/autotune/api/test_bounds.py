@@ -22,7 +22,7 @@ from bagua_autotune.api.bodies import (
     USUAL,
 )
 from bagua_autotune.api.openapi import document
-from bagua_autotune.bagua import messages
+from bagua_autotune.bagua import routes
 from bagua_autotune.model.job import MOST_TENSORS
 from bagua_autotune.model.profile import TrialProfile
 from tests.autotune.server import ServeProcess
@@ -53,8 +53,8 @@ WITH_ID = sorted(
         (reports.Registration, registration(tensors=BAD)),
         (reports.Registration, registration(ranks_per_node=BAD)),
         (reports.Registration, registration(default_configuration=PARTITION)),
-        (messages.RegisterTensors, {"model_name": "m", "tensor_list": BAD}),
-        (messages.ReportTensorExecutionOrder, {"spans": BAD}),
+        (routes.RegisterTensors, {"model_name": "m", "tensor_list": BAD}),
+        (routes.ReportTensorExecutionOrder, {"spans": BAD}),
     ],
 )
 def test_of_a_list_the_first_error_is_found_and_no_other(

@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from bagua_autotune.store import Store
-from tests.autotune.support import make_spec, registration
+from tests.autotune.support import make_spec, registration, stored_jobs
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_jobs_are_deleted_only_where_the_request_is_valid(
     refused = client.post("/api/v2/prune", json=body)
     assert refused.status_code == 422
     assert field in refused.get_json(force=True)["detail"]
-    assert [job.id for job in store.jobs()] == ["old"]
+    assert [job.id for job in stored_jobs(store)] == ["old"]
     answer = client.post("/api/v2/prune", json={"older_than_days": 1}).get_json()
     assert answer["dry_run"] is False
     assert [(job["id"], job["state"]) for job in answer["jobs"]] == [("old", "tuning")]
     assert answer["jobs"][0]["last_contact_at"] == "1970-01-01T00:00:01Z"
-    assert store.jobs() == []
+    assert stored_jobs(store) == []
 
 
 def test_a_job_is_deleted(client: FlaskClient) -> None:

@@ -17,6 +17,7 @@ from bagua_autotune.bagua.family import Family, Grant, Window
 from bagua_autotune.bagua.hyperparameters import to_wire
 from bagua_autotune.store import Store
 from tests.autotune.bagua.worker import MIB, Later, Worker, addresses, tuning
+from tests.autotune.support import stored_jobs
 
 
 class Pure:
@@ -187,5 +188,5 @@ def test_two_services_with_decisions_at_any_time_tell_all_ranks_the_same(history
     for length in history.lives:
         ranks = ranks_of(history, services, chance)
         assert_told_the_same(live(ranks, length, chance, between))
-    assert len(store.jobs()) <= history.models
+    assert len(stored_jobs(store)) <= history.models
     store.close()

@@ -24,6 +24,7 @@ from tests.autotune.bagua.worker import (
     run,
     tuning,
 )
+from tests.autotune.support import stored_jobs
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
     enter(workers)
     for iteration in range(100, 1500, 100):
         cycle(workers, iteration)
-    (job,) = first.jobs()
+    (job,) = stored_jobs(first)
     before = len(first.trials(job.id))
     assert before > 2
     running = workers[0].running
@@ -67,7 +68,7 @@ def test_a_run_that_was_paused_for_long_goes_on(store):
     enter(workers)
     for iteration in range(100, 1500, 100):
         cycle(workers, iteration)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     service._clock.now += 2 * SILENT_SECONDS
     service._tuner.leases.look()
     assert store.job(job.id).phase == "lost"
@@ -94,7 +95,7 @@ def test_a_run_begun_anew_goes_on_with_the_job_and_in_the_end_with_its_choice(
     enter(first)
     for iteration in range(100, 1500, 100):
         cycle(first, iteration)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     before = store.trials(job.id)
     assert len(before) > 2
 
@@ -108,7 +109,7 @@ def test_a_run_begun_anew_goes_on_with_the_job_and_in_the_end_with_its_choice(
     third = life()
     assert run(third) == 200
     assert third[0].running == final
-    assert [other.id for other in store.jobs()] == [job.id]
+    assert [other.id for other in stored_jobs(store)] == [job.id]
 
 
 @pytest.mark.parametrize("world_size", [2, None])
@@ -122,8 +123,8 @@ def test_a_run_of_which_only_some_ranks_had_begun_leaves_no_trace(store, world_s
         for iteration in range(100, 1500, 100):
             cycle(first, iteration)
             cycle(second, iteration)
-    assert len(store.jobs()) == 2
-    assert all(len(store.trials(job.id)) > 2 for job in store.jobs())
+    assert len(stored_jobs(store)) == 2
+    assert all(len(store.trials(job.id)) > 2 for job in stored_jobs(store))
 
 
 def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store, caplog):
@@ -132,7 +133,7 @@ def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store
     enter(complete)
     for iteration in range(100, 1500, 100):
         cycle(complete, iteration)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     before = len(store.trials(job.id))
     for workers in (first, second):
         enter(workers)
@@ -160,7 +161,7 @@ def test_two_that_outlive_theirs_do_so_even_where_no_model_lacks_a_rank(store):
     for iteration in range(200, 2000, 100):
         for workers in twins:
             cycle(workers, iteration)
-    assert all(trial.index == 0 for job in store.jobs() for trial in store.trials(job.id))
+    assert all(trial.index == 0 for job in stored_jobs(store) for trial in store.trials(job.id))
 
 
 def test_twins_are_two_jobs_whatever_their_pace(store):
@@ -176,7 +177,7 @@ def test_twins_are_two_jobs_whatever_their_pace(store):
             if seldom[0].is_completed:
                 break
     assert [peaked(0, twin[0].running) for twin in (often, seldom)] == [BEST] * 2
-    assert [job.phase for job in store.jobs("Net")] == ["finished"] * 2
+    assert [job.phase for job in stored_jobs(store)] == ["finished"] * 2
 
 
 def test_a_twin_made_while_the_first_is_trained_disturbs_it_little(store):
@@ -202,16 +203,16 @@ def test_the_same_name_with_other_tensors_is_a_new_job(store):
     wire = json.loads(text)
     assert len([member for bucket in wire["buckets"] for member in bucket]) == 2
     assert service.ask("net", 0, 0)[0] == text
-    assert sorted(job.phase for job in store.jobs()) == ["ended", "tuning"]
+    assert sorted(job.phase for job in stored_jobs(store)) == ["ended", "tuning"]
     service.register("net", TENSORS)
     assert len(json.loads(service.ask("net", 0, 0)[0])["buckets"]) > len(wire["buckets"])
-    assert len(store.jobs()) == 2
+    assert len(stored_jobs(store)) == 2
 
 
 def test_ranks_may_register_the_tensors_in_any_order(store):
     first, second = tuning(store), tuning(store)
     assert first.register("net", TENSORS) == second.register("net", TENSORS[::-1])
-    assert len(store.jobs()) == 1
+    assert len(stored_jobs(store)) == 1
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_a_service_started_otherwise_does_not_give_an_old_run_s_choice(store, ot
     cycle(workers, 200)
     assert not workers[0].is_completed
     assert workers[0].running["bucket_size"] == other.get("default_bucket_bytes", 10 * MIB)
-    assert sorted(job.phase for job in store.jobs())[0] == "finished"
+    assert sorted(job.phase for job in stored_jobs(store))[0] == "finished"
 
 
 def test_a_job_that_was_removed_is_made_again(store):
@@ -237,10 +238,10 @@ def test_a_job_that_was_removed_is_made_again(store):
     for iteration in (100, 200):
         for twin in twins:
             cycle(twin, iteration)
-    second = store.jobs()[0].id
+    second = stored_jobs(store)[0].id
     with store.database.writing() as session:
         session.execute(delete(JobRow).where(JobRow.id == second))
     for iteration in range(300, 1500, 100):
         for twin in twins:
             cycle(twin, iteration)
-    assert len(store.jobs()) == 2
+    assert len(stored_jobs(store)) == 2

@@ -14,7 +14,7 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.bagua.worker import TENSORS
-from tests.autotune.support import counting
+from tests.autotune.support import counting, stored_jobs
 
 RANKS = 4
 WIRE_TENSORS = [{"name": t.name, "num_elements": t.elements, "dtype": t.dtype} for t in TENSORS]
@@ -76,7 +76,7 @@ def test_ranks_that_speak_to_two_replicas_at_once_are_told_the_same(
             sizes.add(told[0]["bucket_size"])
     assert len(sizes) > 1
     store = Store(empty_url)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     last = {found.step: found.values for _, found in store.observations(job.id)}
     whole = [values for values in last.values() if len(values) == RANKS and None not in values]
     assert len(whole) == len(last), "a report was acknowledged and is not stored"

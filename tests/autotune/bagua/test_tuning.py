@@ -29,7 +29,7 @@ from tests.autotune.bagua.worker import (
     run,
     tuning,
 )
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_two_ranks_end_together_on_the_best_buckets(store, world_size):
     workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
     run(workers)
     assert peaked(0, workers[0].running) == BEST
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert job.result is not None
     assert job.result.kept == "winner"
 
@@ -156,7 +156,7 @@ def test_spans_that_come_between_two_ranks_do_not_part_them(store):
     b.report(200)
     b.ask(200)
     assert a.running == b.running
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert store.trials(job.id)[0].state == "proposed"
     cycle(workers, 300)
     assert store.trials(job.id)[0].state == "running", "the switch was at 200"
@@ -192,7 +192,7 @@ def test_reports_that_come_late_count_for_the_trial_they_measured(store):
         cycle(workers, iteration)
     a.report(700)
     a.ask(700)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     closed = store.trials(job.id)[1]
     assert closed.state == "measured"
     assert closed.estimate is not None
@@ -228,7 +228,7 @@ def test_nobody_waits_for_a_decision_and_what_is_run_meanwhile_counts(store):
     workers[1].report(700)
     workers[1].ask(700)
     assert [worker.running for worker in workers] == [baseline] * 2
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert store.trials(job.id)[0].estimate.count == 2
     cycle(workers, 800)
     assert workers[0].running != baseline
@@ -247,7 +247,7 @@ def test_a_decision_lost_with_the_service_is_made_again(store):
         worker.service = tuning(store)
     for iteration in (500, 600):
         cycle(workers, iteration)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert [trial.state for trial in store.trials(job.id)] == ["measured", "proposed"]
 
 
@@ -260,7 +260,7 @@ def test_ranks_that_never_meet_are_told_of_once(store, caplog):
         cycle(workers, iteration)
     (warning,) = caplog.messages
     assert "rank 2 has not reported" in warning
-    assert store.observations(store.jobs()[0].id) == []
+    assert store.observations(stored_jobs(store)[0].id) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -286,7 +286,7 @@ def test_reports_of_unknown_hyperparameters_are_ignored(store):
     service = tuning(store)
     service.register("net", TENSORS)
     service.report("net", 0, 100, to_configuration(12345, True), 1.0)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert store.observations(job.id) == []
 
 
@@ -309,17 +309,17 @@ def test_a_job_that_only_asks_stays_in_contact(store):
     service = tuning(store)
     worker = Worker(service, "net", 0, peaked)
     enter([worker])
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     for _ in range(100):
         worker.ask(0)
-    assert store.jobs()[0].last_contact_at > job.last_contact_at + 60
+    assert stored_jobs(store)[0].last_contact_at > job.last_contact_at + 60
 
 
 def test_without_a_world_size_the_ranks_seen_are_shown(store):
     service = tuning(store, world_size=None)
     workers = [Worker(service, "net", rank, peaked) for rank in range(3)]
     enter(workers)
-    assert store.jobs()[0].world_size == 3
+    assert stored_jobs(store)[0].world_size == 3
 
 
 def test_extreme_speeds_break_nothing(store):

@@ -14,7 +14,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.retention import DAY_SECONDS
 from tests.autotune.cli.conftest import TOKEN
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 def prune(*arguments: str) -> Result:
@@ -41,7 +41,7 @@ def service(database: Path) -> Iterator[str]:
 
 def stored(database: Path) -> list[str]:
     store = Store(f"sqlite:///{database}")
-    found = [job.id for job in store.jobs()]
+    found = [job.id for job in stored_jobs(store)]
     store.close()
     return found
 

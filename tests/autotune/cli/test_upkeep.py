@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store, location
 from bagua_autotune.store.tables import SCHEMA_VERSION
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 def run(*arguments: str) -> Result:
@@ -61,7 +61,7 @@ def test_a_copy_is_made_while_the_database_is_written_to(file: Path, tmp_path: P
     assert copied.output.endswith("b.db\n")
     assert "use it with --database sqlite:" in copied.output
     copy = Store(f"sqlite:///{tmp_path / 'b.db'}", as_found=True)
-    assert {"job0", "job1", "written0"} <= {job.id for job in copy.jobs(limit=10_000)}
+    assert {"job0", "job1", "written0"} <= {job.id for job in stored_jobs(copy)}
     copy.close()
     store.close()
     assert run("doctor", "--database", f"sqlite:///{tmp_path / 'b.db'}").exit_code == 0
@@ -128,7 +128,7 @@ def copy(file: Path, tmp_path: Path) -> Path:
 
 def jobs_of(file: Path) -> set[str]:
     store = Store(f"sqlite:///{file}")
-    found = {job.id for job in store.jobs(limit=10)}
+    found = {job.id for job in stored_jobs(store)}
     store.close()
     return found
 

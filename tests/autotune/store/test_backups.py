@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, make_url, text
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from tests.autotune.store.postgresql import find_binaries
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
 TOOLS = re.compile(r"^    ((?:pg_dump|dropdb|createdb|pg_restore) .*)$", re.MULTILINE)
@@ -45,13 +45,13 @@ def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_pat
     refused = run(drop)
     assert refused.returncode != 0
     assert "is being accessed by other users" in refused.stderr
-    assert [job.id for job in store.jobs(limit=10)] == ["later", "kept"]
+    assert [job.id for job in stored_jobs(store)] == ["later", "kept"]
     store.close()
     for command in (drop, create, put_back):
         done = run(command)
         assert done.returncode == 0, done.stderr
     store = Store(empty_url, as_found=True)
-    assert [job.id for job in store.jobs(limit=10)] == ["kept"]
+    assert [job.id for job in stored_jobs(store)] == ["kept"]
     assert tuple(store.tensors("kept")) == make_spec().tensors
     assert store.create_job("new", make_spec(), at=3.0)
     store.close()

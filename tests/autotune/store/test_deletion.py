@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, deletion
-from bagua_autotune.store.deletion import delete_training
+from bagua_autotune.store import Store, retention
 from bagua_autotune.store.errors import JobLives, UnknownJob
 from bagua_autotune.store.lives import Place
+from bagua_autotune.store.retention import delete_training
 from bagua_autotune.store.tables import EventRow, LifeRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.samples import FIRST, PROFILE
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 def make_job(store: Store, job_id: str, at: float, *, has_ended: bool = False) -> None:
@@ -33,13 +33,13 @@ def make_job(store: Store, job_id: str, at: float, *, has_ended: bool = False) -
 def test_all_that_is_stored_of_a_job_goes_and_nothing_else(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
     now = time.time()
     make_job(store, "gone", now, has_ended=True)
     make_job(store, "kept", now, has_ended=True)
     (deleted,) = delete_training(store, "gone").jobs
     assert (deleted.id, deleted.name, deleted.state) == ("gone", "digits", "ended")
-    assert [job.id for job in store.jobs()] == ["kept"]
+    assert [job.id for job in stored_jobs(store)] == ["kept"]
     with store.database.reading() as session:
         for table in (TrialRow, ProfileRow, EventRow):
             assert len(session.scalars(select(table)).all()) == 1
@@ -54,7 +54,7 @@ def test_all_lives_of_a_training_go(store: Store, given: str) -> None:
     now = time.time()
     make_job(store, "first", now, has_ended=True)
     make_job(store, "second", now, has_ended=True)
-    store.copy_place("second", Place("first", "first", 2))
+    store.enter("second", Place("first", "first", 2))
     assert [job.id for job in delete_training(store, given).jobs] == ["first", "second"]
     with store.database.reading() as session:
         assert session.scalars(select(LifeRow)).all() == []
@@ -64,11 +64,11 @@ def test_one_whose_training_may_run_stays_unless_forced(store: Store) -> None:
     now = time.time()
     make_job(store, "first", now, has_ended=True)
     make_job(store, "lives", now - 60)
-    store.copy_place("lives", Place("first", "first", 2))
+    store.enter("lives", Place("first", "first", 2))
     for given in ("first", "lives"):
         with pytest.raises(JobLives, match=r"job lives may still run: it was heard of .* ago\. "):
             delete_training(store, given)
-    assert len(store.jobs()) == 2
+    assert len(stored_jobs(store)) == 2
     assert len(store.observations("lives")) == 20
     assert len(delete_training(store, "lives", force=True).jobs) == 2
     make_job(store, "silent", now - SILENT_SECONDS - 1)
@@ -79,7 +79,7 @@ def test_bagua_s_own_workers_keep_the_job_without_which_they_fail(store: Store) 
     store.create_job("job", make_spec(), at=time.time(), protocol="v1", data={"family": "f"})
     with pytest.raises(JobLives, match="Bagua's own workers would fail"):
         delete_training(store, "job", force=True)
-    assert store.jobs()
+    assert stored_jobs(store)
 
 
 def test_of_two_replicas_one_deletes_it(store: Store) -> None:

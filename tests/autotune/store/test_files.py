@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import FileLost
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_nobody_else_can_read_what_is_stored(tmp_path: Path) -> None:
 
 def jobs_of(path: Path) -> set[str]:
     opened = Store(f"sqlite:///{path}")
-    found = {job.id for job in opened.jobs(limit=10)}
+    found = {job.id for job in stored_jobs(opened)}
     opened.close()
     return found
 
@@ -60,7 +60,7 @@ def test_nothing_is_stored_in_a_deleted_file_until_it_is_back(store: Store, path
     with pytest.raises(FileLost, match="deleted or moved"):
         store.check()
     with pytest.raises(FileLost, match="deleted or moved"):
-        store.jobs(limit=10)
+        stored_jobs(store)
     assert not path.exists()
     path.with_name("moved.db").rename(path)
     store.check()

@@ -24,7 +24,7 @@ from tests.autotune.store.samples import (
     PROFILE,
     RESULT,
 )
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, stored_jobs
 
 
 def test_a_job_comes_back_as_it_was_registered(store: Store) -> None:
@@ -49,17 +49,16 @@ def test_registering_again_is_harmless_and_other_content_is_refused(store: Store
 def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> None:
     store.create_job("later", make_spec(), at=2.0)
     store.create_job("other", make_spec(name="other"), at=3.0)
-    assert [found.id for found in store.jobs()] == ["other", "later", "job"]
-    assert [found.id for found in store.jobs("digits", limit=1)] == ["later"]
+    assert [found.id for found in stored_jobs(store)] == ["other", "later", "job"]
 
 
 def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str) -> None:
     before = store.contact(job)
     store.create_job("later", make_spec(), at=100.0)
-    assert [found.id for found in store.contacts_since(50.0)] == ["later"]
+    assert [found.id for found in store.contacts_since(50.0, 50.0)] == ["later"]
     store.add_event(job, Event("note", at=60.0))
     store.end_job("later", 70.0)
-    later, found = store.contacts_since(50.0)
+    later, found = store.contacts_since(50.0, 50.0)
     assert (later.id, later.phase, later.ended_at) == ("later", "ended", 70.0)
     assert found == store.contact(job)
     assert (found.last_contact_at, found.version > before.version) == (60.0, True)
@@ -82,7 +81,7 @@ def test_contacts_are_listed_newest_first(store: Store, job: str) -> None:
     assert [c.id for c in store.contacts()] == ["new2", "new1", "new0", "job"]
     assert [c.id for c in store.contacts("n0")] == ["new2", "new0"]
     assert [c.id for c in store.contacts(limit=1)] == ["new2"]
-    assert [c.id for c in store.contacts_since(11.0)] == ["new2", "new1"]
+    assert [c.id for c in store.contacts_since(11.0, 11.0)] == ["new2", "new1"]
     found = store.contact(job)
     assert (found.name, found.phase, found.version) == ("digits", "tuning", (1.0, 0))
     with pytest.raises(UnknownJob):
@@ -128,7 +127,7 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     store.create_job("broken", make_spec(), at=2.0)
     with store.database.writing() as session:
         session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
-    assert [found.id for found in store.jobs()] == [job]
+    assert [found.id for found in stored_jobs(store)] == [job]
     assert "job broken cannot be read" in caplog.text
 
 

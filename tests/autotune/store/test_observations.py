@@ -7,7 +7,7 @@ import pytest
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
-from bagua_autotune.store.observations import MOST_LATE_STEPS, ObservationKey, Steps
+from bagua_autotune.store.observations import MOST_LATE_STEPS, Steps
 from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,
@@ -96,13 +96,13 @@ def test_a_page_begins_behind_the_key_of_the_one_before(store: Store, job: str) 
     for text in "abc":
         store.add_event(job, Event("note", message=text))
 
-    def keys(limit: int, after: ObservationKey | None, index: int | None) -> list[tuple[int, int]]:
+    def keys(limit: int, after: tuple[int, int] | None, index: int | None) -> list[tuple[int, int]]:
         found = store.observations(job, index, after, limit)
         return [(trial, observation.step) for trial, observation in found]
 
     assert keys(3, None, None) == [(0, 8), (0, 9), (1, 1)]
-    assert keys(3, ObservationKey(0, 8), None) == [(0, 9), (1, 1), (1, 2)]
-    assert keys(3, ObservationKey(0, 8), 0) == [(0, 9)]
+    assert keys(3, (0, 8), None) == [(0, 9), (1, 1), (1, 2)]
+    assert keys(3, (0, 8), 0) == [(0, 9)]
     (first, a), (second, _) = store.events_after(job, 0, 2)
     assert a.message == "a"
     assert [event.message for _, event in store.events_after(job, first, 2)] == ["b", "c"]

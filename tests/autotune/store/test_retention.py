@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, deletion, retention
+from bagua_autotune.store import Store, retention
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.store.retention import DAY_SECONDS
@@ -19,7 +19,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import Upkeep
 from bagua_autotune.views import Overviews
 from tests.autotune.store.samples import FIRST, PROFILE
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Ranks, make_spec, stored_jobs
 
 
 def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
@@ -61,7 +61,7 @@ def test_a_job_with_many_steps_is_deleted_in_small_transactions(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
     tune(store, "old")
     tune(store, "new", at=200.0)
     assert [job.id for job in retention.prune(store, 150.0)] == ["old"]
@@ -144,7 +144,7 @@ def test_it_goes_on_by_itself(tmp_path: Path) -> None:
     upkeep.start()
     assert came.wait(60)
     upkeep.stop()
-    assert [(job.id, job.phase) for job in store.jobs()] == [("lost", "lost")]
+    assert [(job.id, job.phase) for job in stored_jobs(store)] == [("lost", "lost")]
     store.close()
 
 
@@ -161,4 +161,4 @@ def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, jo
     with store.database.reading() as session:
         for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
             assert session.scalars(select(table)).all() == []
-    assert [found.id for found in store.jobs()] == ["late"]
+    assert [found.id for found in stored_jobs(store)] == ["late"]

@@ -21,7 +21,7 @@ from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.bagua.worker import Worker, cycle, enter
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Ranks, make_spec, stored_jobs
 
 UNENDING = """
 import threading
@@ -121,11 +121,11 @@ def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypa
     for iteration in range(100, 1000, 100):
         cycle(workers, iteration)
     assert begun.wait(60)
-    (job,) = store.jobs()
+    (job,) = stored_jobs(store)
     assert tuner.is_deciding(job.id), "as the page shows it"
     go_on.set()
     iteration = 1000
-    while len(store.trials(store.jobs()[0].id)) < 2:
+    while len(store.trials(stored_jobs(store)[0].id)) < 2:
         cycle(workers, iteration)
         iteration += 100
     store.close()

@@ -9,7 +9,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import GONE, InHand
 from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import Clock, Ranks, make_spec
+from tests.autotune.support import Clock, Ranks, make_spec, stored_jobs
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) ->
     tuner.take_event("late", Event("note"))
     tuner.leases.look()
     tuner.leases.look()
-    assert {job.id: job.phase for job in tuner.store.jobs()} == {
+    assert {job.id: job.phase for job in stored_jobs(tuner.store)} == {
         "tuning": "lost",
         "finished": "finished",
         "ended": "ended",
@@ -56,7 +56,7 @@ def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) ->
     silent_for_an_hour = [("lost", "nothing was heard for 60 min: the training is taken for lost")]
     assert events(tuner, "tuning") == events(tuner, "finished") == silent_for_an_hour
     assert events(tuner, "ended") == [("ended", "")]
-    assert {job.id for job in tuner.store.jobs() if job.is_lost} == {"tuning", "finished"}
+    assert {job.id for job in stored_jobs(tuner.store) if job.is_lost} == {"tuning", "finished"}
     # It gets no older than when it was last heard of.
     job, status = tuner.store.job("tuning"), tuner.status("tuning")
     assert job.last_contact_at < clock.now - SILENT_SECONDS < job.ended_at
@@ -68,7 +68,10 @@ def test_a_registration_finds_the_lost_ones_before_it(tuner: Tuner, clock: Clock
     tuner.register("gone", make_spec())
     clock.now += SILENT_SECONDS + 1
     tuner.register("new", make_spec())
-    assert {job.id: job.phase for job in tuner.store.jobs()} == {"gone": "lost", "new": "tuning"}
+    assert {job.id: job.phase for job in stored_jobs(tuner.store)} == {
+        "gone": "lost",
+        "new": "tuning",
+    }
 
 
 @pytest.mark.parametrize("says", ["steps", "switched", "registers"])
@@ -128,7 +131,7 @@ def test_a_service_of_one_training_ends_the_jobs_that_spoke_to_it(clock: Clock) 
         session.connection().exec_driver_sql("DELETE FROM jobs WHERE id = 'pruned'")
     in_hand.end(clock.now)
     in_hand.end(clock.now)
-    assert {job.id: (job.phase, job.ended_at is None) for job in store.jobs()} == {
+    assert {job.id: (job.phase, job.ended_at is None) for job in stored_jobs(store)} == {
         "other": ("tuning", True),
         "gone": ("tuning", True),
         "taken over": ("ended", False),

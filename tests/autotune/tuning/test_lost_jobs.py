@@ -14,7 +14,7 @@ from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN, LOOK_SECONDS, MOST_BETWEEN_LOOKS_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Ranks, make_spec, stored_jobs
 from tests.autotune.tuning.test_gone import events, run
 
 
@@ -42,7 +42,7 @@ def listen(tuner: Tuner, clock: Clock, seconds: float, *alive: str) -> None:
 
 
 def phases(tuner: Tuner) -> dict[str, str]:
-    return {job.id: job.phase for job in tuner.store.jobs()}
+    return {job.id: job.phase for job in stored_jobs(tuner.store)}
 
 
 def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: str) -> None:
@@ -54,7 +54,7 @@ def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: s
         run(tuner, job_id, Ranks(noise=0.001))
     tuner.register("of bagua", make_spec(), protocol="v1")
     listen(tuner, clock, LEASE_SECONDS, "alive", "tuned")
-    assert not any(job.is_lost for job in tuner.store.jobs())
+    assert not any(job.is_lost for job in stored_jobs(tuner.store))
     listen(tuner, clock, LOOK_SECONDS, "alive", "tuned")
     assert phases(tuner) == {
         "alive": "tuning",
@@ -63,7 +63,7 @@ def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: s
         "tuned and gone": "finished",
         "of bagua": "tuning",
     }
-    assert {job.id for job in tuner.store.jobs() if job.is_lost} == {"gone", "tuned and gone"}
+    assert {job.id for job in stored_jobs(tuner.store) if job.is_lost} == {"gone", "tuned and gone"}
     assert [kind for kind, _ in events(tuner, "gone")] == ["lost"]
     # What is tuned is alive again, too, and as it was.
     result = tuner.status("tuned and gone").result

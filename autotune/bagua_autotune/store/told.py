@@ -1,4 +1,4 @@
-"""Events: what the ranks report of a job besides its steps."""
+"""What the ranks report of a job besides its steps: events, and profiles of a few steps."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, EventKind
-from bagua_autotune.store.database import Database
-from bagua_autotune.store.rows import check_job, locked_row
-from bagua_autotune.store.statement import Statement
-from bagua_autotune.store.tables import EventRow
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.store.database import Database, Statement
+from bagua_autotune.store.rows import check_job, locked, trial_row
+from bagua_autotune.store.tables import EventRow, ProfileRow, TrialRow
 
 # Of one kind and one trial.
 MOST_EVENTS = 100
+# Of one trial: when gradients were ready and buckets travelled.
+MOST_PROFILES = 5
 # Statements that are used often are built once.
+OF_JOB = EventRow.job_id == bindparam("job_id")
+COUNT_EVENTS = Statement(select(func.count()).where(OF_JOB, EventRow.kind == bindparam("kind")))
 SWITCH_SECONDS = Statement(
     select(EventRow.trial, func.sum(EventRow.seconds))
-    .where(
-        EventRow.job_id == bindparam("job_id"),
-        EventRow.kind == "switched",
-        EventRow.trial.is_not(None),
-        EventRow.seconds.is_not(None),
-    )
+    .where(OF_JOB, EventRow.kind == "switched")
+    .where(EventRow.trial.is_not(None), EventRow.seconds.is_not(None))
     .group_by(EventRow.trial)
 )
-COUNT_EVENTS = Statement(
-    select(func.count()).where(
-        EventRow.job_id == bindparam("job_id"), EventRow.kind == bindparam("kind")
-    )
-)
 
 
-class Events:
-    """The part of the store that keeps events."""
+class Told:
+    """The part of the store that keeps events and profiles.
+
+    Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    no such trial.
+    """
 
     database: Database
 
@@ -50,8 +49,8 @@ class Events:
             When it was reported before, in seconds since the epoch; None if it is new.
         """
         key = _key(event)
-        with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = event.at
+        with locked(self.database, job_id) as (session, row):
+            row.last_contact_at = event.at
             if key is not None:
                 query = select(EventRow.at).where(EventRow.job_id == job_id, EventRow.key == key)
                 told_at = session.scalar(query)
@@ -71,8 +70,7 @@ class Events:
 
     def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
         """Return at most so many events after ``key`` (0: from the first on), oldest first, with
-        their keys.
-        """
+        their keys."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > key)
         with self.database.reading() as session:
             check_job(session, job_id)
@@ -94,11 +92,52 @@ class Events:
             row = session.scalar(query.order_by(EventRow.id.desc()).limit(1))
             return _event(row) if row else None
 
+    def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
+        """Store a profiled step of a trial.
+
+        Returns:
+            False if the step is stored already, or MOST_PROFILES of the trial are.
+        """
+        with locked(self.database, job_id) as (session, row):
+            row.last_contact_at = at
+            trial = trial_row(session, job_id, index)
+            query = select(ProfileRow.step).where(ProfileRow.trial_id == trial.id)
+            known = set(session.scalars(query))
+            if profile.step in known or len(known) >= MOST_PROFILES:
+                return False
+            content = profile.model_dump(mode="json")
+            session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
+            return True
+
+    def profiles(self, job_id: str, index: int | None = None) -> list[tuple[int, Profile]]:
+        """Pairs of trial index and profile, of one trial or all, in step order."""
+        query = (
+            select(TrialRow.index, ProfileRow.content)
+            .join(ProfileRow, ProfileRow.trial_id == TrialRow.id)
+            .where(TrialRow.job_id == job_id)
+            .order_by(TrialRow.index, ProfileRow.step)
+        )
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            if index is not None:
+                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
+            found = session.execute(query)
+            return [(trial, Profile.model_validate(told, strict=False)) for trial, told in found]
+
+    def latest_profiles(self, job_id: str, count: int, trial: int | None = None) -> list[Profile]:
+        """The last profiled steps of a trial, by default of the newest profiled one; in order."""
+        of_job = TrialRow.job_id == job_id
+        newest = select(func.max(TrialRow.index)).join(ProfileRow).where(of_job).scalar_subquery()
+        query = select(ProfileRow.content).join(TrialRow).where(of_job)
+        query = query.where(TrialRow.index == (newest if trial is None else trial))
+        with self.database.reading() as session:
+            found = session.scalars(query.order_by(ProfileRow.step.desc()).limit(count)).all()
+            return [Profile.model_validate(told, strict=False) for told in reversed(found)]
+
 
 def _key(event: Event) -> str | None:
     """Return a key that is equal for a report that is sent again; None if the event names
-    no step.
-    """
+    no step."""
     if event.step is None:
         return None
     told = [event.kind, event.trial, event.step, event.message]
