@@ -40,7 +40,7 @@ from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.store import Store
 from benchmarks.support.garbage import TENSORS, V1, Request, requests
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import registration
+from tests.autotune.support import registration, stored_jobs
 
 PATIENCE_SECONDS = 60.0
 SLOW_PAUSE_SECONDS = 0.01
@@ -120,7 +120,7 @@ class Service:
             (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
         found = [] if verdict == "ok" else [f"integrity check: {verdict}"]
         store = Store(f"sqlite:///{self.database}")
-        for job in store.jobs(limit=10**6):
+        for job in stored_jobs(store):
             store.tensors(job.id), store.trials(job.id), store.profiles(job.id)
             store.events(job.id), list(store.observations(job.id))
         kept = [list(o.values) for _, o in store.observations("job", 0)][: len(KEPT)]

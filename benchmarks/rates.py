@@ -10,6 +10,12 @@ of its own (without fsync), first while all warm up and nothing is decided, then
 tuned. Seconds count from when a report was due. Goal: 99 % below 100 ms; where that is missed, half
 as many jobs are tried, until they hold.
 
+Of jobs of which half are tuned, each of 8 ranks that report every step of 2 s, while all others
+watch, and more watch beside: they say every 45 s that they run. Goal: 99 % of the reports within
+100 ms; where that is missed, half as many are tried, until they hold. What holds is then measured
+for longer: the steps of jobs to their winner beside the same jobs alone, memory, connections, and
+what an hour at that load leaves in the database, by copies of a tuning.
+
 At its limit: 16 connections report one step of 8 ranks at a time, in turns for 400 jobs, to one
 process, or several, on SQLite and, where it is installed, on a PostgreSQL of its own. Nothing is
 decided meanwhile. Goals: 1,200 reports a second on SQLite, 500 on PostgreSQL.
@@ -22,6 +28,7 @@ The clients share the machine, so all rates are lower bounds.
 
     python benchmarks/rates.py --json rates.json
     python benchmarks/rates.py --parts cluster --jobs 250 --cluster-seconds 10
+    python benchmarks/rates.py --parts mixed --jobs 1000 --watching 5000
     python benchmarks/rates.py --parts limit --processes 1 2
     python benchmarks/rates.py --parts scrapes
 """
@@ -46,6 +53,7 @@ from benchmarks.support.bagua_0_9.service import bagua_service
 from benchmarks.support.harness import print_table, write_json
 from benchmarks.support.load import Connection, results, working
 from benchmarks.support.many_jobs import MOST_P99_MS, Load, find_most
+from benchmarks.support.mixed_jobs import measure_all
 from benchmarks.support.one_process import Rate, measure_rates
 from benchmarks.support.scrapes import MOST_SCRAPE_MS, Scrapes, measure_scrapes
 from benchmarks.support.serving import serving
@@ -61,7 +69,7 @@ TUNED_PAUSE_SECONDS = 0.1
 SETTLING_SECONDS = 2.0
 TUNED_SETTLING_SECONDS = 5.0
 """Bagua's first 20 proposals are drawn, not computed."""
-PARTS = ("bagua", "cluster", "limit", "scrapes")
+PARTS = ("bagua", "cluster", "mixed", "limit", "scrapes")
 BAGUA, OURS = "Bagua 0.9.2", "ours"
 
 
@@ -298,6 +306,13 @@ def main() -> None:
     parser.add_argument(
         "--cluster-seconds", type=float, default=20.0, help="time for each number of jobs"
     )
+    parser.add_argument("--watching", type=int, default=5000, help="jobs that only watch, beside")
+    parser.add_argument(
+        "--mixed-seconds", type=float, default=60.0, help="time for each number of mixed jobs"
+    )
+    parser.add_argument(
+        "--tuning-seconds", type=float, default=240.0, help="time for tunings, alone and beside"
+    )
     parser.add_argument("--limit-seconds", type=float, default=8.0, help="time for each database")
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1], help="of the service at its limit"
@@ -310,6 +325,7 @@ def main() -> None:
     windows: list[Window] = []
     loads: list[Load] = []
     rates: list[Rate] = []
+    mixed: dict[str, Any] = {}
     scrapes: list[Scrapes] = []
     if "bagua" in options.parts:
         for condition in (
@@ -324,6 +340,9 @@ def main() -> None:
             cluster = (options.jobs, options.replicas, options.cluster_seconds)
             loads += find_most(*cluster, is_warming_up)
         show_cluster(loads)
+    if "mixed" in options.parts:
+        size = (options.jobs, options.watching, options.replicas)
+        mixed = measure_all(*size, options.mixed_seconds, options.tuning_seconds)
     if "limit" in options.parts:
         rates = measure_rates(options.limit_seconds, options.processes)
         show_limit(rates)
@@ -335,6 +354,7 @@ def main() -> None:
             "options": {name: str(value) for name, value in vars(options).items()},
             "beside": [asdict(each) for each in windows],
             "cluster": [asdict(each) | {"bound": each.bound} for each in loads],
+            "mixed": mixed,
             "limit": [asdict(each) for each in rates],
             "scrapes": [asdict(each) for each in scrapes],
         }

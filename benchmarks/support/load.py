@@ -29,9 +29,13 @@ class Connection:
 
         Raises:
             OSError, http.client.HTTPException: there was none.
-            RuntimeError: its status is not 200.
+            RuntimeError: its status is neither 200 nor 201.
         """
         return self._send("POST", path, content)
+
+    def put(self, path: str, content: bytes) -> bytes:
+        """The same, of what is made or is there already."""
+        return self._send("PUT", path, content)
 
     def _send(self, method: str, path: str, content: bytes | None) -> bytes:
         self._http.request(method, path, content, {"Content-Type": "application/json"})
@@ -39,7 +43,7 @@ class Connection:
         self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         response = self._http.getresponse()
         answer = response.read()
-        if response.status != 200:
+        if response.status not in (200, 201):
             raise RuntimeError(f"{method} {path} was answered {response.status}: {answer[:500]!r}")
         return answer
 

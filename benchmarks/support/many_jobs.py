@@ -110,9 +110,9 @@ def measure(jobs: int, replicas: int, seconds: float, is_warming_up: bool) -> Lo
         ]
         with working(report_on_time, shares) as futures:
             time.sleep(max(0.0, begin - time.monotonic()))
-            before = _cpu_seconds([each.pid for each in services], url)
+            before = cpu_seconds([each.pid for each in services], url)
             time.sleep(max(0.0, end - time.monotonic()))
-            after = _cpu_seconds([each.pid for each in services], url)
+            after = cpu_seconds([each.pid for each in services], url)
             found = results(futures)
     *own, database, machine = (
         (last - first) / seconds for first, last in zip(before, after, strict=True)
@@ -173,7 +173,7 @@ def _content(step: int, trial: int, is_warming_up: bool, draw: random.Random) ->
     return json.dumps({"trial": trial, "steps": steps}).encode()
 
 
-def _cpu_seconds(services: Sequence[int], url: str) -> list[float]:
+def cpu_seconds(services: Sequence[int], url: str) -> list[float]:
     """Of each service, of PostgreSQL's processes, and of the whole machine."""
     port = str(make_url(url).port)
     postmaster = min(  # a process of its own looks like it for a moment

@@ -138,20 +138,7 @@ def fill(url: str, past: Past, jobs: int) -> None:
 
 def _copy(database: Database, past: Past, jobs: int) -> None:
     """Copies with names of their own, spread over the time; the original is the last heard of."""
-    database.execute(text("CREATE TEMP TABLE numbers (number INTEGER PRIMARY KEY)"))
-    numbers = [{"number": number} for number in range(1, jobs)]
-    database.execute(text("INSERT INTO numbers VALUES (:number)"), numbers)
-    own = {"id": "'past-' || number", "name": "'past-' || number"}
-    database.execute(text(_copying("jobs", own, "jobs, numbers WHERE jobs.id = :original")), OF)
-    source = "{0} JOIN numbers ON {0}.job_id = :original"
-    for table in ("trials", "events"):
-        own = {"job_id": "'past-' || number"}
-        database.execute(text(_copying(table, own, source.format(table))), OF)
-    source = (
-        "observations JOIN trials AS old ON old.id = trial_id AND old.job_id = :original "
-        'JOIN trials AS new ON new."index" = old."index" AND new.job_id != :original'
-    )
-    database.execute(text(_copying("observations", {"trial_id": "new.id"}, source)), OF)
+    copy_job(database, ORIGINAL, jobs)
     last = ":now - :seconds * number / :jobs"
     ended = last if past.is_ended else "NULL"
     database.execute(
@@ -160,12 +147,27 @@ def _copy(database: Database, past: Past, jobs: int) -> None:
             f"created_at = {last} - 3600 FROM (SELECT 'past-' || number AS name, number "
             f"FROM numbers UNION SELECT :original, 0) AS found WHERE jobs.name = found.name"
         ),
-        {**OF, "now": time.time(), "seconds": past.seconds, "jobs": jobs},
+        {"original": ORIGINAL, "now": time.time(), "seconds": past.seconds, "jobs": jobs},
     )
-    database.execute(text("DROP TABLE numbers"))
 
 
-OF = {"original": ORIGINAL}
+def copy_job(database: Database, original: str, count: int) -> None:
+    """Copy a job with all that belongs to it, to that many in all; ``numbers`` has the copies'."""
+    of = {"original": original}
+    database.execute(text("CREATE TEMP TABLE numbers (number INTEGER PRIMARY KEY)"))
+    numbers = [{"number": number} for number in range(1, count)]
+    database.execute(text("INSERT INTO numbers VALUES (:number)"), numbers)
+    own = {"id": "'past-' || number", "name": "'past-' || number"}
+    database.execute(text(_copying("jobs", own, "jobs, numbers WHERE jobs.id = :original")), of)
+    source = "{0} JOIN numbers ON {0}.job_id = :original"
+    for table in ("trials", "events"):
+        own = {"job_id": "'past-' || number"}
+        database.execute(text(_copying(table, own, source.format(table))), of)
+    source = (
+        "observations JOIN trials AS old ON old.id = trial_id AND old.job_id = :original "
+        'JOIN trials AS new ON new."index" = old."index" AND new.job_id LIKE \'past-%\''
+    )
+    database.execute(text(_copying("observations", {"trial_id": "new.id"}, source)), of)
 
 
 def _copying(table: str, changed: dict[str, str], source: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bagua_autotune.model.job import JobSpec, Limits, Trial
-from bagua_autotune.model.knobs import Configuration, LogInteger
+from bagua_autotune.model.job import JobSpec, Trial
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from tests.autotune.server import ServeProcess
 
@@ -38,26 +40,29 @@ def serving(url: str, *arguments: str, **environment: str) -> Iterator[Service]:
         yield Service(int(service.url.rpartition(":")[2]), service.process.pid)
 
 
-def register(url: str, job_ids: list[str], warmup_seconds: float) -> None:
-    """Store jobs of eight ranks and 100 tensors, as their clients would register them."""
+def registration(job_id: str, warmup_seconds: float = 0.0) -> dict[str, Any]:
+    """The body that registers a job of eight ranks and 100 tensors."""
     tensors = [
         {"name": f"t{i}", "elements": 250_000, "bytes": 10**6, "dtype": "f", "group": "g"}
         for i in range(100)
     ]
+    return {
+        "name": job_id,
+        "world_size": RANKS,
+        "ranks_per_node": [RANKS],
+        "tensors": tensors,
+        "knobs": {"bucket_bytes": {"type": "log_integer", "low": 2**16, "high": 2**30}},
+        "default_configuration": DEFAULT,
+        "fingerprint": "benchmark",
+        "limits": {"warmup_seconds": warmup_seconds},
+    }
+
+
+def register(url: str, job_ids: list[str], warmup_seconds: float) -> None:
+    """Store such jobs, as their clients would register them."""
     store = Store(url)
     for job_id in job_ids:
-        spec = JobSpec.model_validate(
-            {
-                "name": job_id,
-                "world_size": RANKS,
-                "ranks_per_node": (RANKS,),
-                "tensors": tuple(tensors),
-                "knobs": {"bucket_bytes": LogInteger(low=2**16, high=2**30)},
-                "default_configuration": DEFAULT,
-                "fingerprint": "benchmark",
-                "limits": Limits(warmup_seconds=warmup_seconds),
-            }
-        )
+        spec = JobSpec.model_validate_json(json.dumps(registration(job_id, warmup_seconds)))
         first = Trial(0, "search", Configuration(DEFAULT))
         store.create_job(job_id, spec, at=time.time(), first=first)
     store.close()
