@@ -8,21 +8,25 @@ ARG BASE=python:3.11.15-slim-bookworm@sha256:b18992999dbe963a45a8a4da40ac2b1975b
 
 FROM ${BASE} AS build
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+# Files with other hashes than those are not installed; deploy/pin_requirements.sh writes them.
+COPY deploy/requirements.txt deploy/requirements-build.txt ./
 # A layer of its own: the requirements change less often than the code. Their own tests are a
 # fifth of it, and nothing else imports them.
-RUN python3 -c 'import tomllib; \
-extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-print(*extras["service"], *extras["postgresql"], sep="\n")' > service.txt \
-    && python3 -m venv --without-pip /venv \
+RUN python3 -m venv --without-pip /venv \
     && python3 -m pip --python /venv/bin/python install --no-cache-dir \
-        --disable-pip-version-check --requirement service.txt --constraint constraints.txt \
-    && find /venv/lib -type d -name tests -prune -exec rm -r {} +
+        --disable-pip-version-check --require-hashes --requirement requirements.txt \
+    && find /venv/lib -type d -name tests -prune -exec rm -r {} + \
+    && python3 -m venv --without-pip /build \
+    && python3 -m pip --python /build/bin/python install --no-cache-dir \
+        --disable-pip-version-check --require-hashes --requirement requirements-build.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY autotune autotune
 COPY client client
 # --no-deps: the distribution's own requirement is torch, which only the client uses.
-RUN python3 -m pip --python /venv/bin/python install --no-cache-dir \
-        --disable-pip-version-check --no-deps .
+RUN python3 -m pip --python /build/bin/python wheel --no-cache-dir \
+        --disable-pip-version-check --no-index --no-build-isolation --no-deps --wheel-dir /wheels . \
+    && python3 -m pip --python /venv/bin/python install --no-cache-dir \
+        --disable-pip-version-check --no-index --no-deps /wheels/*.whl
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="bagua-autotune" \

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from click import Option
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from sqlalchemy import make_url
 
 from bagua_autotune.cli.serve import serve
@@ -56,14 +59,66 @@ def test_what_is_copied_is_there_and_sent_to_the_builder(stages: list[list[list[
     assert all((ROOT / source).exists() for source in copied)
 
 
-def test_the_extras_that_it_installs_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = re.findall(r'extras\["(\w+)"\]', (ROOT / "Dockerfile").read_text())
-    assert named
-    assert set(named) <= set(extras["optional-dependencies"])
-    assert not any(
-        "torch" in line for name in named for line in extras["optional-dependencies"][name]
-    )
+def pinned(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each requirement that a file of deploy names."""
+    text = (ROOT / "deploy" / name).read_text()
+    lines = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    found = {}
+    for requirement, *options in (line.split() for line in lines if line.strip()):
+        name, _, version = requirement.partition("==")
+        hashes = [
+            option for option in options if re.fullmatch("--hash=sha256:[0-9a-f]{64}", option)
+        ]
+        assert options == hashes, requirement
+        found[canonicalize_name(name)] = version, hashes
+    return found
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_each_requirement_has_hashes_and_the_version_that_was_tested(name: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.partition("==") for line in lines if not line.startswith("#"))
+    tested = {canonicalize_name(name): version for name, _, version in pairs}
+    found = pinned(name)
+    assert found
+    assert [each for each, (_, hashes) in found.items() if not hashes] == []
+    others = {n: v for n, (v, _) in found.items() if n in tested and v != tested[n]}
+    assert others == {}
+    assert [n for n in found if n not in tested and n not in ("setuptools", "wheel")] == []
+
+
+def test_all_that_the_service_needs_is_among_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    found = pinned("requirements.txt")
+    wanted = [Requirement(line) for name in ("service", "postgresql") for line in extras[name]]
+    seen: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        marker = requirement.marker
+        if name in seen or (marker and not marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        assert name in found, f"{name} is missing: run deploy/pin_requirements.sh"
+        assert requirement.specifier.contains(found[name][0])
+        wanted += map(Requirement, requires(name) or ())
+    assert "torch" not in found
+    builds = [Requirement(line).name for line in project["build-system"]["requires"]]
+    assert set(map(canonicalize_name, builds)) <= set(pinned("requirements-build.txt"))
+
+
+def test_whatever_is_fetched_is_compared_with_its_hash(stages: list[list[list[str]]]) -> None:
+    commands = [
+        command
+        for stage in stages
+        for words in stage
+        if words[0] == "RUN"
+        for command in " ".join(words[1:]).split("&&")
+        if " pip " in command
+    ]
+    assert len(commands) == 4
+    assert [c for c in commands if "--require-hashes" not in c and "--no-index" not in c] == []
 
 
 def test_it_starts_the_service_where_its_parts_expect_it(stages: list[list[list[str]]]) -> None:

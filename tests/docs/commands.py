@@ -92,6 +92,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"deploy/build_distributions\.sh .*", Files("tests/deploy/test_distributions.py"), "PyPI"),
     (r"gh attestation .*", Files("tests/deploy/test_distributions.py"), "nothing is released"),
     (r"deploy/pin_images\.sh.*", Files("tests/deploy/test_references.py"), "asks registries"),
+    (r"deploy/pin_requirements\.sh", Files("tests/deploy/test_image.py"), "asks PyPI"),
     (r"deploy/kubernetes/render\.sh", Files("tests/deploy/test_helm.py"), "needs helm"),
     (r"sbatch .*", SLURM, "the test that is named submits it to a Slurm of its own"),
     (r"sudo .*(/opt/bagua-autotune|/etc|systemctl).*", SLURM, "changes the machine"),
