@@ -15,7 +15,7 @@ from benchmarks.rates import (
     show_beside,
     show_cluster,
 )
-from benchmarks.support import one_process
+from benchmarks.support import mixed_jobs, one_process
 from benchmarks.support.bagua_0_9.environment import prepare
 from benchmarks.support.many_jobs import Load, measure
 from benchmarks.support.scrapes import PASTS, Past, measure_past
@@ -63,6 +63,36 @@ def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(load.replica_cores) == 2
     assert min(load.replica_cores) > 0
     assert load.database_cores > 0
+
+
+def test_jobs_are_tuned_while_others_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_binaries() is None:
+        pytest.skip("PostgreSQL is not installed")
+    monkeypatch.setattr(mixed_jobs, "STEP_SECONDS", 0.25)
+    monkeypatch.setattr(mixed_jobs, "SETTLING_SECONDS", 2.0)
+    monkeypatch.setattr(mixed_jobs, "LEASE_SECONDS", 1.0)
+    for _ in range(PATIENCE):
+        found = mixed_jobs.measure_mixed(jobs=4, watching=3, replicas=2, seconds=20.0)
+        if found.steps:
+            break
+    assert found.errors == 0
+    assert 0 < found.reports_per_second <= found.offered_per_second <= 8.0
+    assert sum(found.connections) == 2 + 2 + 3, "one of each job"
+    assert found.lease_p99_ms > 0
+    assert min(found.steps.values()) > 10, "a tuning has several trials"
+    assert found.database_mib > 0
+
+
+def test_an_hour_is_a_tuning_copied_as_often_as_jobs_are_tuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if find_binaries() is None:
+        pytest.skip("PostgreSQL is not installed")
+    monkeypatch.setattr(mixed_jobs, "HOUR_SECONDS", 200.0)
+    hour = mixed_jobs.measure_hour(jobs=6, watching=2, steps_of_tuning=50)
+    assert hour.tunings == 6, "3 jobs make 100 steps each"
+    assert hour.observations % hour.tunings == 0
+    assert hour.observations > 10 * hour.tunings
 
 
 def test_one_process_takes_reports_and_is_judged_by_its_database(

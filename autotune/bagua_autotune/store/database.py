@@ -237,7 +237,8 @@ class Database:
 
     def _lend(self, work: Callable[[Any], Answer], is_again: bool = False) -> Answer:
         """Do the work on a connection, and once more if that was lost before."""
-        self._circuit.enter()
+        if not is_again:
+            self._circuit.enter()
         began = time.monotonic()
         try:
             answer = self._lend_once(work)

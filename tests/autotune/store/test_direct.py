@@ -10,6 +10,7 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.database import Statement
 from bagua_autotune.store.errors import UnknownTrial
+from bagua_autotune.store.server import RETRY_SECONDS, Circuit
 from bagua_autotune.store.tables import JobRow
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
@@ -59,6 +60,20 @@ def test_whoever_meets_a_lost_connection_is_served_by_a_new_one(postgresql_url: 
         with store.database.reading() as session:
             assert session.scalar(select(func.count()).where(JobRow.id == "lost")) == 1
     assert [step.step for _, step in store.observations("lost")] == [0, 1, 2]
+    store.close()
+
+
+def test_whoever_may_try_after_a_failure_is_served_by_a_new_connection(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
+    now = [0.0]
+    store.database._circuit = Circuit(lambda: now[0])
+    store.create_job("tried", make_spec(), at=1.0)
+    store.contact("tried")
+    end_connections(postgresql_url)
+    store.database._circuit.failed()
+    now[0] = RETRY_SECONDS
+    assert store.contact("tried").id == "tried"
+    assert store.job("tried").id == "tried", "all others may ask, too"
     store.close()
 
 
