@@ -24,10 +24,10 @@ from sqlalchemy import Connection, Dialect, ExceptionContext, NullPool, create_e
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.store import migrations, server, sqlite
+from bagua_autotune.store import migrations, postgresql, sqlite
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
 from bagua_autotune.store.location import parse, shown, with_driver
-from bagua_autotune.store.server import IS_DIRECT, Circuit
+from bagua_autotune.store.postgresql import IS_DIRECT, Circuit
 from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Database:
             if self.is_sqlite:
                 self._engine, files = sqlite.open_engine(self.url)
             else:
-                self._engine = server.open_engine(self.url, self._circuit)
+                self._engine = postgresql.open_engine(self.url, self._circuit)
         except ImportError as error:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:

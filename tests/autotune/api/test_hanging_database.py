@@ -16,7 +16,7 @@ import requests
 from bagua_autotune.app import create_app
 from bagua_autotune.connections import THREADS
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store, server
+from bagua_autotune.store import Store, postgresql
 from tests.autotune.server import serving_here
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import registration
@@ -31,8 +31,8 @@ def hanging_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(server, "ANSWER_SECONDS", 4.0)
-    monkeypatch.setattr(server, "CONNECTION_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(postgresql, "ANSWER_SECONDS", 4.0)
+    monkeypatch.setattr(postgresql, "CONNECTION_WAIT_SECONDS", 0.2)
     with running_cluster(binaries) as url:
         yield url
 
@@ -104,6 +104,6 @@ def test_a_database_that_stands_still_is_a_503_and_no_end(
 def test_limits_hold_on_the_server_too(hanging_soon: str) -> None:
     store = Store(hanging_soon)
     with store.database.reading() as session:
-        for name, seconds in server.SERVER_LIMITS_SECONDS.items():
+        for name, seconds in postgresql.SERVER_LIMITS_SECONDS.items():
             assert session.connection().exec_driver_sql(f"SHOW {name}").scalar() == f"{seconds:g}s"
     store.close()

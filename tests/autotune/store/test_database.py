@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import NoAnswer, StoreError
-from bagua_autotune.store.server import RETRY_SECONDS, Circuit
+from bagua_autotune.store.postgresql import RETRY_SECONDS, Circuit
 from tests.autotune.store.samples import (
     FIRST,
 )

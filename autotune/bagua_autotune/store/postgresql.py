@@ -1,4 +1,4 @@
-"""The engine of a database server: how connections are made, and how long they wait."""
+"""PostgreSQL's engine: how connections are made, and how long they wait."""
 
 from __future__ import annotations
 
