@@ -44,6 +44,8 @@ SETTLING_SECONDS = 20.0
 ALONE = 4
 LEAST_SHARE = 0.99
 HOUR_SECONDS = 3600.0
+DECISION_SECONDS = 0.2
+"""From one step of the tuning that is copied to the next: what follows is decided meanwhile."""
 MIB = 2**20
 
 
@@ -198,13 +200,12 @@ def find_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> list[
     return found
 
 
-def measure_hour(jobs: int, watching: int, steps_of_tuning: float) -> Hour:
-    """What an hour stores: a tuned job of so many steps, copied as often as the slots tune.
+def measure_hour(jobs: int, watching: int) -> Hour:
+    """What an hour stores: a tuned job, copied as often as the slots tune one.
 
     Raises:
         RuntimeError: PostgreSQL is not installed.
     """
-    tunings = round((jobs + 1) // 2 * HOUR_SECONDS / STEP_SECONDS / steps_of_tuning)
     with _running(1) as (url, (service,)):
         _register_tuned(url, [f"watch-{number:05}" for number in range(jobs // 2 + watching)])
         ranks = Ranks("original")
@@ -212,6 +213,8 @@ def measure_hour(jobs: int, watching: int, steps_of_tuning: float) -> Hour:
         connection.put("/api/v2/jobs/original", _body("original"))
         while not ranks.is_over:
             _report(connection, "original", ranks)
+            time.sleep(DECISION_SECONDS)
+        tunings = round((jobs + 1) // 2 * HOUR_SECONDS / STEP_SECONDS / ranks.steps)
         engine = create_engine(url)
         with engine.begin() as database:
             copy_job(database, "original", tunings)
@@ -229,8 +232,7 @@ def measure_all(
     jobs, watching = tried[-1].jobs, tried[-1].watching
     alone = measure_mixed(2 * ALONE, 0, replicas, tuning_seconds)
     beside = measure_mixed(jobs, watching, replicas, tuning_seconds)
-    steps = median(alone.steps.values() or beside.steps.values() or [tuning_seconds / STEP_SECONDS])
-    hour = measure_hour(jobs, watching, steps)
+    hour = measure_hour(jobs, watching)
     show_mixed(tried, alone, beside, hour)
     goal = f"{LEAST_SHARE:.0%} of the reports of {tried[0].jobs:,} jobs within {MOST_P99_MS:g} ms"
     print(f"{goal}: {tried[0].share:.1%}: {'met' if tried[0].holds else 'missed'}", flush=True)
