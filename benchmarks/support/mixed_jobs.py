@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
-import http.client
-import json
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median, quantiles
 from typing import Any
@@ -23,21 +19,15 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
+from benchmarks.support import mixed_clients
 from benchmarks.support.harness import print_table
 from benchmarks.support.load import Connection, results, working
 from benchmarks.support.many_jobs import MOST_P99_MS, cpu_seconds
+from benchmarks.support.mixed_clients import Ranks, Slot, Watchers, body, report
 from benchmarks.support.scrapes import copy_job
-from benchmarks.support.serving import DEFAULT, RANKS, Service, register, registration, serving
+from benchmarks.support.serving import DEFAULT, Service, register, serving
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 
-STEP_SECONDS = 2.0
-"""The ranks of a job that is tuned report each step."""
-LEASE_SECONDS = 45.0
-"""As often a job that watches says that it runs."""
-DROPPED_STEPS = 2
-"""After a switch, that nothing is reported of."""
-BEST_BYTES = 4 * 2**20
-NOISE = 0.02
 WATCHERS_AT_ONCE = 50
 """One thread renews so many, each over a connection of its own."""
 SETTLING_SECONDS = 20.0
@@ -47,41 +37,6 @@ HOUR_SECONDS = 3600.0
 DECISION_SECONDS = 0.2
 """From one step of the tuning that is copied to the next: what follows is decided meanwhile."""
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A training that is tuned, one job after the other, from ``starts_at`` until ``ends_at``, on
-    the monotonic clock; latencies count from ``counts_from`` on."""
-
-    name: str
-    port: int
-    starts_at: float
-    counts_from: float
-    ends_at: float
-
-
-@dataclass(frozen=True)
-class Watchers:
-    """Jobs that were tuned, on one replica; times as those of a slot."""
-
-    job_ids: Sequence[str]
-    port: int
-    starts_at: float
-    counts_from: float
-    ends_at: float
-
-
-@dataclass
-class Answers:
-    """Seconds from when each request was due until it was answered, how many were not, how many
-    reports were answered before the end, and by job the steps until its winner was known."""
-
-    reports: list[float] = field(default_factory=list)
-    in_time: int = 0
-    leases: list[float] = field(default_factory=list)
-    errors: int = 0
-    steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +102,13 @@ def measure_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> Mi
         start = time.monotonic() + 2
         begin, end = start + SETTLING_SECONDS, start + SETTLING_SECONDS + seconds
         tuned = [
-            Slot(f"slot-{n:04}", ports[n % replicas], start + STEP_SECONDS * n / slots, begin, end)
+            Slot(
+                f"slot-{n:04}",
+                ports[n % replicas],
+                start + mixed_clients.STEP_SECONDS * n / slots,
+                begin,
+                end,
+            )
             for n in range(slots)
         ]
         watched = [
@@ -156,7 +117,7 @@ def measure_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> Mi
             for n in range(count)
         ]
         pids = [each.pid for each in services]
-        with working(_work, [*tuned, *watched]) as futures:
+        with working(mixed_clients.work, [*tuned, *watched]) as futures:
             time.sleep(max(0.0, begin - time.monotonic()))
             before = cpu_seconds(pids, url)
             time.sleep(max(0.0, end - 1 - time.monotonic()))
@@ -210,11 +171,11 @@ def measure_hour(jobs: int, watching: int) -> Hour:
         _register_tuned(url, [f"watch-{number:05}" for number in range(jobs // 2 + watching)])
         ranks = Ranks("original")
         connection = Connection(service.port)
-        connection.put("/api/v2/jobs/original", _body("original"))
+        connection.put("/api/v2/jobs/original", body("original"))
         while not ranks.is_over:
-            _report(connection, "original", ranks)
+            report(connection, "original", ranks)
             time.sleep(DECISION_SECONDS)
-        tunings = round((jobs + 1) // 2 * HOUR_SECONDS / STEP_SECONDS / ranks.steps)
+        tunings = round((jobs + 1) // 2 * HOUR_SECONDS / mixed_clients.STEP_SECONDS / ranks.steps)
         engine = create_engine(url)
         with engine.begin() as database:
             copy_job(database, "original", tunings)
@@ -292,109 +253,6 @@ def _middle(steps: Sequence[int]) -> str:
     return f"{median(steps):g} ({min(steps)} to {max(steps)}, {len(steps)} jobs)"
 
 
-class Ranks:
-    """The ranks of a job that is tuned: they run what they are told."""
-
-    def __init__(self, job_id: str) -> None:
-        self.steps = 0
-        self.is_over = False
-        self._draw = random.Random(job_id)
-        self._bytes, self._trial, self._dropped = DEFAULT["bucket_bytes"], 0, 0
-
-    def step(self) -> bytes | None:
-        """The report of one step; None of one that is dropped."""
-        self.steps += 1
-        if self._dropped:
-            self._dropped -= 1
-            return None
-        seconds = STEP_SECONDS * true_ratio(self._bytes) * self._draw.gauss(1, NOISE)
-        times, computing = [seconds] * RANKS, [0.7 * STEP_SECONDS] * RANKS
-        told = {"step": self.steps, "seconds": times, "compute_seconds": computing}
-        return json.dumps({"trial": self._trial, "steps": [told]}).encode()
-
-    def told(self, state: Mapping[str, Any]) -> None:
-        """Run what the service answers."""
-        trial = state["trial"]
-        self.is_over = trial is None and state["result"] is not None
-        if trial and trial["index"] != self._trial:
-            self._trial, self._dropped = trial["index"], DROPPED_STEPS
-            self._bytes = trial["configuration"]["bucket_bytes"]
-
-
-def true_ratio(bucket_bytes: float) -> float:
-    """A step's time over the best one's: the default's is 1.14."""
-    return 1 + 0.02 * math.log2(bucket_bytes / BEST_BYTES) ** 2
-
-
-def _work(share: Slot | Watchers) -> Answers:
-    return _tune(share) if isinstance(share, Slot) else _watch(share)
-
-
-def _tune(slot: Slot) -> Answers:
-    """Whatever becomes of a report, the next step is made at its time."""
-    found, connection, due, number = Answers(), Connection(slot.port), slot.starts_at, -1
-    ranks, job_id = None, ""
-    while due < slot.ends_at:
-        time.sleep(max(0.0, due - time.monotonic()))
-        try:
-            if ranks is None or ranks.is_over:
-                number += 1
-                job_id = f"{slot.name}-{number}"
-                connection.put(f"/api/v2/jobs/{job_id}", _body(job_id))
-                ranks = Ranks(job_id)
-            elif _report(connection, job_id, ranks) and due >= slot.counts_from:
-                answered = time.monotonic()
-                found.reports.append(answered - due)
-                found.in_time += answered <= slot.ends_at
-            if ranks.is_over:
-                found.steps[job_id] = ranks.steps
-        except (OSError, http.client.HTTPException, RuntimeError):
-            found.errors += 1
-            connection = Connection(slot.port)
-        due += STEP_SECONDS
-    return found
-
-
-def _body(job_id: str) -> bytes:
-    """Of a job that takes over nothing: all are of one model."""
-    return json.dumps({**registration(job_id), "fresh": True}).encode()
-
-
-def _report(connection: Connection, job_id: str, ranks: Ranks) -> bool:
-    """Make a step; whether it was reported."""
-    content = ranks.step()
-    if content is None:
-        return False
-    answer = connection.post(f"/api/v2/jobs/{job_id}/observations", content)
-    ranks.told(json.loads(answer))
-    return True
-
-
-def _watch(watchers: Watchers) -> Answers:
-    """Each says from time to time that it runs, over a connection of its own."""
-    found, lease = Answers(), json.dumps({"trial": 0, "steps": []}).encode()
-    connections = {job_id: Connection(watchers.port) for job_id in watchers.job_ids}
-    draw = random.Random(watchers.job_ids[0])
-    # All connect while the load settles.
-    first = watchers.counts_from - watchers.starts_at
-    dues = [(watchers.starts_at + draw.random() * first, job_id) for job_id in connections]
-    heapq.heapify(dues)
-    while dues[0][0] < watchers.ends_at:
-        due, job_id = heapq.heappop(dues)
-        time.sleep(max(0.0, due - time.monotonic()))
-        try:
-            connections[job_id].post(f"/api/v2/jobs/{job_id}/observations", lease)
-        except (OSError, http.client.HTTPException, RuntimeError):
-            found.errors += 1
-            connections[job_id] = Connection(watchers.port)
-        else:
-            if due >= watchers.counts_from:
-                found.leases.append(time.monotonic() - due)
-        heapq.heappush(dues, (due + LEASE_SECONDS * (0.9 + 0.2 * draw.random()), job_id))
-    time.sleep(max(0.0, watchers.ends_at - time.monotonic()))  # and stays connected
-    return found
-
-
 @contextmanager
 def _running(replicas: int) -> Iterator[tuple[str, list[Service]]]:
     binaries = find_binaries()
@@ -409,7 +267,7 @@ def _register_tuned(url: str, job_ids: Sequence[str]) -> None:
     """Store jobs whose tuning ended, at their default."""
     register(url, list(job_ids), 0)
     store = Store(url)
-    found = Estimate(STEP_SECONDS, 0.01 * STEP_SECONDS, 10)
+    found = Estimate(mixed_clients.STEP_SECONDS, 0.01 * mixed_clients.STEP_SECONDS, 10)
     default = Configuration(DEFAULT)
     for job_id in job_ids:
         at = time.time()

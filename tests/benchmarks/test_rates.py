@@ -15,7 +15,7 @@ from benchmarks.rates import (
     show_beside,
     show_cluster,
 )
-from benchmarks.support import mixed_jobs, one_process
+from benchmarks.support import mixed_clients, mixed_jobs, one_process
 from benchmarks.support.bagua_0_9.environment import prepare
 from benchmarks.support.many_jobs import Load, measure
 from benchmarks.support.scrapes import PASTS, Past, measure_past
@@ -68,9 +68,9 @@ def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> N
 def test_jobs_are_tuned_while_others_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_binaries() is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(mixed_jobs, "STEP_SECONDS", 0.25)
+    monkeypatch.setattr(mixed_clients, "STEP_SECONDS", 0.25)
     monkeypatch.setattr(mixed_jobs, "SETTLING_SECONDS", 2.0)
-    monkeypatch.setattr(mixed_jobs, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(mixed_clients, "LEASE_SECONDS", 1.0)
     for _ in range(PATIENCE):
         found = mixed_jobs.measure_mixed(jobs=4, watching=3, replicas=2, seconds=20.0)
         if found.steps:
