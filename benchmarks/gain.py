@@ -123,7 +123,8 @@ def _one_small_cell(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
-    """Raises ValueError for a model or a network that there is not."""
+    """Raises ValueError for a model or a network that there is not, or a sweep without what all
+    else is compared with."""
     fields: dict[str, Any] = {
         "nodes": options.nodes,
         "ranks_per_node": options.ranks_per_node,
@@ -135,6 +136,8 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     fields["gradient_bytes"] = round(1e6 * options.gradient_megabytes)
     fields["compute_seconds"] = options.compute_seconds
     given = {name: getattr(options, name) for name in EFFORT if getattr(options, name) is not None}
+    if 10 not in (options.sweep_mib or [10]) or 1 not in (options.sweep_channels or [1]):
+        raise ValueError("all else is compared with 10 MiB and 1 channel: the sweep must have both")
     if options.sweep_mib:
         given["sizes_bytes"] = tuple(mib * 1024 * 1024 for mib in options.sweep_mib)
     if options.sweep_channels:

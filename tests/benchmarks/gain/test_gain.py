@@ -173,6 +173,8 @@ def test_cells_are_repeated_under_names_of_their_own() -> None:
     [
         (["--models", "alexnet"], "no model alexnet"),
         (["--networks", "fast"], "fast"),
+        (["--sweep-mib", "25", "50"], "10 MiB"),
+        (["--sweep-channels", "2", "4"], "1 channel"),
     ],
 )
 def test_what_there_is_not_is_refused_before_anything_runs(argv: list[str], what: str) -> None:
