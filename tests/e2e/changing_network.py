@@ -21,10 +21,10 @@ from bagua_client.communication.operations import Operation
 from tests.e2e.training import Lines
 
 LAYERS, WIDTH = 6, 128
-LAYER_SECONDS = 0.003
-"""Of the backward pass of each layer, whose gradient has 64 KiB."""
+LAYER_SECONDS = 0.006
+"""Of the backward pass of each layer, whose gradient has 64 KiB, and longer than busy cores delay it."""
 FAST_SECONDS_PER_BYTE = 1e-10
-SLOW_SECONDS_PER_BYTE = 0.003 / (WIDTH * WIDTH * 4)
+SLOW_SECONDS_PER_BYTE = LAYER_SECONDS / (WIDTH * WIDTH * 4)
 """Then a layer's gradient travels as long as its backward pass takes: much to hide, or not."""
 SECONDS_PER_BUCKET = 0.0003
 

@@ -46,7 +46,10 @@ def test_a_lasting_change_is_tuned_for(
     assert not course.tuning[-1]
     assert course.configurations[-1] == Configuration.from_json(job["result"]["configuration"])
     # One bucket for all hides nothing of a slow network; what is found hides some of it.
-    assert course.configurations[-1] != before, (job["result"], own, course.logged)
+    tried = [(t["purpose"], t["configuration"], t["seconds"], t["steps"]) for t in own]
+    assert course.configurations[-1] != before, "\n".join(
+        map(str, [job["result"]["summary"], *tried])
+    )
     slow = range(course.slowed_at + 2, len(course.seconds))
     unchanged = [course.seconds[at] for at in slow if course.configurations[at] == before]
     assert median(course.seconds[-20:]) < 0.9 * median(unchanged[:20])
