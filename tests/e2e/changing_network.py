@@ -21,11 +21,10 @@ from bagua_client.communication.operations import Operation
 from tests.e2e.training import Lines
 
 LAYERS, WIDTH = 6, 128
-LAYER_SECONDS = 0.006
-"""Of the backward pass of each layer, whose gradient has 64 KiB, and longer than busy cores delay it."""
+LAYER_SECONDS, LONG_LAYER_SECONDS = 0.003, 0.006
+"""Of the backward pass of a layer, whose gradient has 64 KiB; busy cores delay the long by less."""
 FAST_SECONDS_PER_BYTE = 1e-10
-SLOW_SECONDS_PER_BYTE = LAYER_SECONDS / (WIDTH * WIDTH * 4)
-"""Then a layer's gradient travels as long as its backward pass takes: much to hide, or not."""
+LAYER_BYTES = WIDTH * WIDTH * 4
 SECONDS_PER_BUCKET = 0.0003
 
 
@@ -58,25 +57,27 @@ class OverLink(GradientAllReduceAlgorithm):
 
 
 class _Sleep(torch.autograd.Function):
-    """The identity, with a backward pass that takes LAYER_SECONDS."""
+    """The identity, with a backward pass that takes so long."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        time.sleep(LAYER_SECONDS)
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
 
 
 class _Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
+        self._seconds = seconds
         self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = self.linear(_Sleep.apply(values)).tanh()
+        result: Tensor = self.linear(_Sleep.apply(values, self._seconds)).tanh()
         return result
 
 
@@ -108,7 +109,7 @@ class Course:
 class _Job:
     """The model on its link, and what became of it."""
 
-    def __init__(self, seconds_per_byte: float) -> None:
+    def __init__(self, seconds_per_byte: float, layer_seconds: float = LAYER_SECONDS) -> None:
         self.link = Link(seconds_per_byte)
         torch.manual_seed(7)
         self._lines = Lines()
@@ -116,7 +117,8 @@ class _Job:
         self._logger.addHandler(self._lines)
         self._logger.setLevel(logging.INFO)
         self._model = DistributedDataParallel(
-            nn.Sequential(*(_Layer() for _ in range(LAYERS))), algorithm=OverLink(self.link)
+            nn.Sequential(*(_Layer(layer_seconds) for _ in range(LAYERS))),
+            algorithm=OverLink(self.link),
         )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
         self._inputs = torch.randn(4, WIDTH, requires_grad=True)
@@ -147,11 +149,12 @@ def train_while_the_network_changes(
 
     A busy machine may change, too, and be tuned for: then the quiet steps begin anew.
     """
-    job = _Job(FAST_SECONDS_PER_BYTE)
+    job = _Job(FAST_SECONDS_PER_BYTE, LONG_LAYER_SECONDS)
     job.train(most_steps, until_tuning_is=False)
     while any(job.course.tuning[-quiet_steps:]) and len(job.course.tuning) < most_steps:
         job.train(1)
-    job.link.seconds_per_byte = SLOW_SECONDS_PER_BYTE
+    # Then a layer's gradient travels as long as its backward pass takes: much to hide, or not.
+    job.link.seconds_per_byte = LONG_LAYER_SECONDS / LAYER_BYTES
     job.course.slowed_at = len(job.course.tuning)
     job.train(most_steps, until_tuning_is=True)
     job.train(most_steps, until_tuning_is=False)
@@ -161,7 +164,7 @@ def train_while_the_network_changes(
 
 def train_on_a_slow_network(most_steps: int = 3000, last_steps: int = 20) -> Course:
     """Train until the job is tuned, or for ``most_steps``, and a little more."""
-    job = _Job(SLOW_SECONDS_PER_BYTE)
+    job = _Job(LAYER_SECONDS / LAYER_BYTES)
     job.train(most_steps, until_tuning_is=False)
     job.train(last_steps)
     return job.end()
