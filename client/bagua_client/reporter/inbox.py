@@ -36,6 +36,8 @@ class RankTimes(NamedTuple):
 
     def between(self, first: int, last: int) -> RankTimes:
         """Those of the steps from ``first`` to ``last``."""
+        if first <= self.first_step and self.first_step + len(self.seconds) <= last + 1:
+            return self  # as nearly always, on the training thread
         first_step, *parts = self
         begin, end = max(first - first_step, 0), max(last + 1 - first_step, 0)
         return RankTimes(first_step + begin, *(part[begin:end] for part in parts))
