@@ -21,8 +21,8 @@ from bagua_client.communication.operations import Operation
 from tests.e2e.training import Lines
 
 LAYERS, WIDTH = 6, 128
-LAYER_SECONDS, LONG_LAYER_SECONDS = 0.003, 0.006
-"""Of the backward pass of a layer, whose gradient has 64 KiB; busy cores delay the long by less."""
+LAYER_SECONDS = 0.006
+"""Of the backward pass of a layer, whose gradient has 64 KiB; long enough for busy cores."""
 FAST_SECONDS_PER_BYTE = 1e-10
 LAYER_BYTES = WIDTH * WIDTH * 4
 SECONDS_PER_BUCKET = 0.0003
@@ -60,24 +60,22 @@ class _Sleep(torch.autograd.Function):
     """The identity, with a backward pass that takes so long."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, values: Tensor) -> Tensor:
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(LAYER_SECONDS)
+        return gradient
 
 
 class _Layer(nn.Module):
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seconds = seconds
         self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = self.linear(_Sleep.apply(values, self._seconds)).tanh()
+        result: Tensor = self.linear(_Sleep.apply(values)).tanh()
         return result
 
 
@@ -109,7 +107,7 @@ class Course:
 class _Job:
     """The model on its link, and what became of it."""
 
-    def __init__(self, seconds_per_byte: float, layer_seconds: float = LAYER_SECONDS) -> None:
+    def __init__(self, seconds_per_byte: float) -> None:
         self.link = Link(seconds_per_byte)
         torch.manual_seed(7)
         self._lines = Lines()
@@ -117,7 +115,7 @@ class _Job:
         self._logger.addHandler(self._lines)
         self._logger.setLevel(logging.INFO)
         self._model = DistributedDataParallel(
-            nn.Sequential(*(_Layer(layer_seconds) for _ in range(LAYERS))),
+            nn.Sequential(*(_Layer() for _ in range(LAYERS))),
             algorithm=OverLink(self.link),
         )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
@@ -149,12 +147,12 @@ def train_while_the_network_changes(
 
     A busy machine may change, too, and be tuned for: then the quiet steps begin anew.
     """
-    job = _Job(FAST_SECONDS_PER_BYTE, LONG_LAYER_SECONDS)
+    job = _Job(FAST_SECONDS_PER_BYTE)
     job.train(most_steps, until_tuning_is=False)
     while any(job.course.tuning[-quiet_steps:]) and len(job.course.tuning) < most_steps:
         job.train(1)
     # Then a layer's gradient travels as long as its backward pass takes: much to hide, or not.
-    job.link.seconds_per_byte = LONG_LAYER_SECONDS / LAYER_BYTES
+    job.link.seconds_per_byte = LAYER_SECONDS / LAYER_BYTES
     job.course.slowed_at = len(job.course.tuning)
     job.train(most_steps, until_tuning_is=True)
     job.train(most_steps, until_tuning_is=False)
