@@ -69,7 +69,6 @@ TUNED_PAUSE_SECONDS = 0.1
 SETTLING_SECONDS = 2.0
 TUNED_SETTLING_SECONDS = 5.0
 """Bagua's first 20 proposals are drawn, not computed."""
-PARTS = ("bagua", "cluster", "mixed", "limit", "scrapes")
 BAGUA, OURS = "Bagua 0.9.2", "ours"
 
 
@@ -289,9 +288,9 @@ def show_goal(goal: str, found: str, is_met: bool) -> None:
     print(f"{goal}: {found}: {'met' if is_met else 'missed'}", flush=True)
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--connections", type=int, default=64, help="connections that send pairs")
     parser.add_argument(
         "--tuned", type=int, default=4, help="models being tuned during health checks"
@@ -321,43 +320,64 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=200, help="further jobs of it, which report")
     parser.add_argument("--scrapes", type=int, default=15, help="scrapes of each kind")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def compare_with_bagua(options: argparse.Namespace) -> list[dict[str, Any]]:
     windows: list[Window] = []
+    for condition in (
+        Condition(False, options.connections, options.seconds),
+        Condition(True, options.connections, options.seconds),
+        Condition(True, options.tuned, options.tuned_seconds, TUNED_PAUSE_SECONDS),
+    ):
+        windows += measure_beside(condition, options.rounds)
+    show_beside(windows)
+    return [asdict(each) for each in windows]
+
+
+def load_cluster(options: argparse.Namespace) -> list[dict[str, Any]]:
     loads: list[Load] = []
-    rates: list[Rate] = []
-    mixed: dict[str, Any] = {}
-    scrapes: list[Scrapes] = []
-    if "bagua" in options.parts:
-        for condition in (
-            Condition(False, options.connections, options.seconds),
-            Condition(True, options.connections, options.seconds),
-            Condition(True, options.tuned, options.tuned_seconds, TUNED_PAUSE_SECONDS),
-        ):
-            windows += measure_beside(condition, options.rounds)
-        show_beside(windows)
-    if "cluster" in options.parts:
-        for is_warming_up in (True, False):
-            cluster = (options.jobs, options.replicas, options.cluster_seconds)
-            loads += find_most(*cluster, is_warming_up)
-        show_cluster(loads)
-    if "mixed" in options.parts:
-        size = (options.jobs, options.watching, options.replicas)
-        mixed = measure_all(*size, options.mixed_seconds, options.tuning_seconds)
-    if "limit" in options.parts:
-        rates = measure_rates(options.limit_seconds, options.processes)
-        show_limit(rates)
-    if "scrapes" in options.parts:
-        scrapes = measure_scrapes(options.stored, options.live, options.scrapes)
-        show_scrapes(scrapes)
+    for is_warming_up in (True, False):
+        loads += find_most(options.jobs, options.replicas, options.cluster_seconds, is_warming_up)
+    show_cluster(loads)
+    return [asdict(each) | {"bound": each.bound} for each in loads]
+
+
+def load_mixed(options: argparse.Namespace) -> dict[str, Any]:
+    size = (options.jobs, options.watching, options.replicas)
+    return measure_all(*size, options.mixed_seconds, options.tuning_seconds)
+
+
+def find_limit(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rates = measure_rates(options.limit_seconds, options.processes)
+    show_limit(rates)
+    return [asdict(each) for each in rates]
+
+
+def time_scrapes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found = measure_scrapes(options.stored, options.live, options.scrapes)
+    show_scrapes(found)
+    return [asdict(each) for each in found]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "bagua": compare_with_bagua,
+    "cluster": load_cluster,
+    "mixed": load_mixed,
+    "limit": find_limit,
+    "scrapes": time_scrapes,
+}
+
+
+def main() -> None:
+    options = parse_options()
+    content: dict[str, Any] = {
+        "options": {name: str(value) for name, value in vars(options).items()}
+    }
+    for name, measure in PARTS.items():
+        if name in options.parts:
+            content[name] = measure(options)
     if options.json:
-        content = {
-            "options": {name: str(value) for name, value in vars(options).items()},
-            "beside": [asdict(each) for each in windows],
-            "cluster": [asdict(each) | {"bound": each.bound} for each in loads],
-            "mixed": mixed,
-            "limit": [asdict(each) for each in rates],
-            "scrapes": [asdict(each) for each in scrapes],
-        }
         write_json(options.json, content)
 
 

@@ -95,29 +95,14 @@ def measure_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> Mi
         RuntimeError: PostgreSQL is not installed.
     """
     with _running(replicas) as (url, services):
-        slots, others = (jobs + 1) // 2, jobs // 2 + watching
-        job_ids = [f"watch-{number:05}" for number in range(others)]
+        job_ids = [f"watch-{number:05}" for number in range(jobs // 2 + watching)]
         _register_tuned(url, job_ids)
-        ports = [each.port for each in services]
         start = time.monotonic() + 2
         begin, end = start + SETTLING_SECONDS, start + SETTLING_SECONDS + seconds
-        tuned = [
-            Slot(
-                f"slot-{n:04}",
-                ports[n % replicas],
-                start + mixed_clients.STEP_SECONDS * n / slots,
-                begin,
-                end,
-            )
-            for n in range(slots)
-        ]
-        watched = [
-            Watchers(job_ids[n::count], ports[n % replicas], start, begin, end)
-            for count in [math.ceil(others / WATCHERS_AT_ONCE)]
-            for n in range(count)
-        ]
+        ports = [each.port for each in services]
+        clients = _clients((jobs + 1) // 2, job_ids, ports, (start, begin, end))
         pids = [each.pid for each in services]
-        with working(mixed_clients.work, [*tuned, *watched]) as futures:
+        with working(mixed_clients.work, clients) as futures:
             time.sleep(max(0.0, begin - time.monotonic()))
             before = cpu_seconds(pids, url)
             time.sleep(max(0.0, end - 1 - time.monotonic()))
@@ -150,6 +135,27 @@ def measure_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> Mi
         database_connections=used,
         database_mib=size / MIB,
     )
+
+
+def _clients(
+    slots: int, watching: Sequence[str], ports: Sequence[int], times: tuple[float, float, float]
+) -> list[Slot | Watchers]:
+    """Who loads the services: ``slots`` that are tuned, and all who watch.
+
+    Args:
+        watching: their jobs.
+        times: of the first request, of the first that counts, and the end.
+    """
+    start, *counted = times
+    each_seconds = mixed_clients.STEP_SECONDS / slots
+    threads = math.ceil(len(watching) / WATCHERS_AT_ONCE)
+    return [
+        *(
+            Slot(f"slot-{n:04}", ports[n % len(ports)], start + n * each_seconds, *counted)
+            for n in range(slots)
+        ),
+        *(Watchers(watching[n::threads], ports[n % len(ports)], *times) for n in range(threads)),
+    ]
 
 
 def find_mixed(jobs: int, watching: int, replicas: int, seconds: float) -> list[Mixed]:

@@ -115,10 +115,11 @@ class Trials:
 
     def _windows(self, job: Job, family: Family, index: int) -> list[Observation]:
         """The windows reported under a trial that can be compared with those of other trials."""
-        observed = self._store.observations(job.id)
-        windows = [window for trial, window in observed if trial == index]
-        rank_count = self._world_size or len(family.present)
-        found = comparable(windows, [window for _, window in observed], rank_count)
+        windows = [window for _, window in self._store.observations(job.id, index)]
+        rank_count, references = self._world_size or len(family.present), windows
+        if any(len(_present(window)) < rank_count for window in windows):
+            references = [window for _, window in self._store.observations(job.id)]
+        found = comparable(windows, references, rank_count)
         if not found and len(windows) >= MOST_WINDOWS:
             return windows  # a rank that never reports must not stop the tuning
         return found

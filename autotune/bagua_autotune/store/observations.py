@@ -32,7 +32,13 @@ from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
 # The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.
 MOST_LATE_STEPS = 100
-OBSERVED = (ObservationRow.values, ObservationRow.compute, ObservationRow.complexity)
+ALL = 2**31 - 1
+OBSERVED = (
+    ObservationRow.step,
+    rows.as_text(ObservationRow.values),
+    rows.as_text(ObservationRow.compute),
+    ObservationRow.complexity,
+)
 JOB_ID: BindParameter[str] = bindparam("job_id")
 TRIAL_ID: BindParameter[int] = bindparam("trial_id")
 OF_TRIAL = (TrialRow.job_id == JOB_ID) & (TrialRow.index == bindparam("trial"))
@@ -66,6 +72,18 @@ OF_ID = update(TrialRow).where(TrialRow.id == TRIAL_ID)
 LATE = Statement(OF_ID.values(late_steps=TrialRow.late_steps + bindparam("more")))
 START = Statement(OF_ID.values(state="running", started_at=bindparam("at")))
 MEMORY = Statement(OF_ID.values(memory=bindparam("told", type_=JSON)))
+PLACE = TrialRow.index, ObservationRow.step
+OBSERVATIONS = Statement(
+    select(TrialRow.index, *OBSERVED)
+    .join(ObservationRow)
+    .where(
+        TrialRow.job_id == JOB_ID,
+        TrialRow.index.between(bindparam("first"), bindparam("last")),
+        tuple_(*PLACE) > tuple_(bindparam("after_trial"), bindparam("after_step")),
+    )
+    .order_by(*PLACE)
+    .limit(bindparam("most"))
+)
 STEPS = Statement(
     select(
         TrialRow.index,
@@ -242,20 +260,23 @@ class Observations:
     ) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
         after this trial and step."""
-        query = (
-            select(TrialRow.index, ObservationRow.step, *OBSERVED)
-            .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
-            .where(TrialRow.job_id == job_id)
-            .order_by(TrialRow.index, ObservationRow.step)
-            .limit(limit)
+        trial, step = after or (-1, -1)
+        first, last = (0, ALL) if index is None else (index, index)
+        found = self.database.ask(
+            OBSERVATIONS,
+            job_id=job_id,
+            first=first,
+            last=last,
+            after_trial=trial,
+            after_step=step,
+            most=ALL if limit is None else limit,
         )
-        if after is not None:
-            query = query.where(tuple_(TrialRow.index, ObservationRow.step) > tuple_(*after))
-        with self.database.reading() as session:
-            check_job(session, job_id)
-            if index is not None:
-                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [(row[0], _observation(*row[1:])) for row in session.execute(query)]
+        if not found:
+            with self.database.reading() as session:
+                check_job(session, job_id)
+                if index is not None:
+                    trial_row(session, job_id, index)
+        return [(row[0], _observation(*row[1:])) for row in found]
 
     def observed_steps(self, job_id: str) -> dict[int, Steps]:
         """Return by trial index the observed steps; trials without any are left out."""
@@ -277,16 +298,18 @@ class Observations:
 
     def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
         """The last steps of a trial, in step order."""
-        query = select(ObservationRow.step, *OBSERVED).join(TrialRow)
+        query = select(*OBSERVED).join(TrialRow)
         query = query.where(TrialRow.job_id == job_id, TrialRow.index == trial)
         with self.database.reading() as session:
             found = session.execute(query.order_by(ObservationRow.step.desc()).limit(count)).all()
         return [_observation(*row) for row in reversed(found)]
 
 
-def _observation(step: int, values: Any, compute: Any, complexity: float | None) -> Observation:
-    computed = None if compute is None else tuple(compute)
-    return Observation(step, tuple(values), computed, complexity)
+def _observation(
+    step: int, values: str, compute: str | None, complexity: float | None
+) -> Observation:
+    computed = None if compute is None else tuple(json.loads(compute))
+    return Observation(step, tuple(json.loads(values)), computed, complexity)
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:
