@@ -3,9 +3,9 @@
 ``exposed``: far more to communicate than to compute; ``hidden``: the other way round; ``several``:
 two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel; ``alone``:
 one process; ``crash``: fails. Of those that hinder themselves ``searches`` looks for unused
-parameters that there are not, ``leaves-out`` for some that there are; ``debugs`` has torch check
-each collective; ``one-graph`` is compiled in one piece. None of them knows anything of
-bagua_client.
+parameters that there are not, ``leaves-out`` for some that there are; ``debugs`` is as ``fsdp``,
+and has torch check each collective; ``one-graph`` is compiled in one piece. None of them knows
+anything of bagua_client.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def wrapped(kind: str) -> nn.Module:
     if kind == "alone":
         return model
     if kind == "debugs":
+        # With gloo, torch 2.13 and this level DistributedDataParallel itself crashes.
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("gloo")
-    if kind == "fsdp":
+    if kind in ("fsdp", "debugs"):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))

@@ -77,7 +77,7 @@ class Surroundings:
         seen: Seen = {
             "device": communicator.device.type,
             "backend": torch_groups.backend_name(communicator.group, communicator.device),
-            "debug_level": dist.get_debug_level().name,
+            "debug_level": torchs.c10d.get_debug_level().name,
             "variables": self._variables,
             "variables_later": _variables(os.environ),
             "infiniband": active_ports(INFINIBAND),

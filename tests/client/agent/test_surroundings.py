@@ -8,6 +8,7 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua_client import DistributedDataParallel
+from bagua_client.agent import surroundings
 from bagua_client.agent.surroundings import (
     Surroundings,
     active_ports,
@@ -64,6 +66,21 @@ def test_nccl_says_in_its_log_what_it_uses(tmp_path: Path) -> None:
                    "network Socket\n")  # fmt: skip
     assert nccl_network(environment) == "Socket"
     assert nccl_network({}) == ""
+
+
+def _with_ports(folder: Path) -> Any:
+    with mock.patch.object(surroundings, "INFINIBAND", folder / str(dist.get_rank())):
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        return gather(
+            Surroundings(_tunable_of(model), model).look(), _tunable_of(model).communicator
+        )
+
+
+def test_each_rank_tells_the_ports_of_its_own_machine(two_ranks: RankPool, tmp_path: Path) -> None:
+    active = port(tmp_path / "1", "mlx5_0", "4: ACTIVE", "InfiniBand")
+    first, second = two_ranks.run(_with_ports, tmp_path)[0]
+    assert (first["ranks"], first["infiniband"]) == ([0], [])
+    assert (second["ranks"], second["infiniband"]) == ([1], [active])
 
 
 class Branches(nn.Module):
