@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
+from bagua_client.torch_private import compiled, power_sgd, wrapper
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
-from bagua_client.torch_private import compiled, power_sgd, wrapper
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool

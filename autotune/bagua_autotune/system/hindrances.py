@@ -14,6 +14,10 @@ from typing import Any
 NCCL_PAGE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 TORCH_PAGES = "https://docs.pytorch.org/docs/stable"
 TORCH_SOURCES = "https://github.com/pytorch/pytorch/blob/v2.13.0"
+CUDA_PAGE = (
+    "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
+)
+MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
 NAMED_RANKS = 4
 
 Seen = Mapping[str, Any]
@@ -29,7 +33,7 @@ class Hindrance:
         seen: where, and on which ranks.
         costs: what it does, by its source.
         advice: what to do.
-        source: a page of the project that it belongs to, or its code.
+        source: pages of the project that it belongs to, or its code.
     """
 
     name: str
@@ -186,7 +190,7 @@ RULES = (
         "need not run beside computing; Megatron-LM refuses to shard a model with it",
         "unset it, unless the job needs it: Megatron-LM's tensor and context parallelism do on "
         "GPUs before Blackwell",
-        "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",
+        f"{CUDA_PAGE}, {MEGATRON}",
     ),
     Rule(
         "kernels that are launched one by one",
