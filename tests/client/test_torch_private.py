@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
+from bagua_client.torch_private import compiled, power_sgd, wrapper
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
-from bagua_client.torch_private import power_sgd, wrapper
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
@@ -411,3 +411,20 @@ def test_nccl_groups_that_are_splits_need_all_ranks_and_a_device(three_ranks: Ra
     for obstacle in (part, every, part_bound):
         assert "splits the group of all ranks" in obstacle
     assert every_bound == ""
+
+
+def test_the_compilers_own_count_and_setting_are_there() -> None:
+    """Torch changes them; what reads them tells nothing where they are gone."""
+    before = compiled.frames_compiled()
+    stays, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    made: nn.Module = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    assert [compiled.is_compiled(each) for each in (stays, in_place, made)] == [False, True, True]
+    made(torch.ones(1, 2))
+    assert compiled.frames_compiled() > before
+    assert compiled.splits_at_buckets()
+    for off in (False, "no_optimization"):
+        with torch._dynamo.config.patch(optimize_ddp=off):
+            assert not compiled.splits_at_buckets()
+    with torch._dynamo.config.patch(optimize_ddp="ddp_optimizer"):
+        assert compiled.splits_at_buckets()

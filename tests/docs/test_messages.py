@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from bagua_autotune.system.hindrances import RULES
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -53,3 +54,7 @@ def test_a_message_that_is_explained_is_written_somewhere(message: str) -> None:
 def test_a_message_that_nobody_writes_is_found() -> None:
     assert len(MESSAGES) > 40
     assert not is_written("autotune is off: the moon is full")
+
+
+def test_all_that_check_warns_of_is_explained() -> None:
+    assert {rule.name for rule in RULES} <= set(MESSAGES)

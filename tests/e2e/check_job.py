@@ -2,7 +2,10 @@
 
 ``exposed``: far more to communicate than to compute; ``hidden``: the other way round; ``several``:
 two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel; ``alone``:
-one process; ``crash``: fails. None of them knows anything of bagua_client.
+one process; ``crash``: fails. Of those that hinder themselves ``searches`` looks for unused
+parameters that there are not, ``leaves-out`` for some that there are; ``debugs`` is as ``fsdp``,
+and has torch check each collective; ``one-graph`` is compiled in one piece. None of them knows
+anything of bagua_client.
 """
 
 from __future__ import annotations
@@ -40,17 +43,41 @@ class Many(nn.Module):
         return (self.weight[:2] * x[0]).sum()
 
 
+class Some(nn.Module):
+    """Two layers; rank 1 leaves the second one out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return (x if dist.get_rank() == 1 else self.second(x)).sum()
+
+
+def model_of(kind: str) -> nn.Module:
+    if kind == "one-graph":
+        # Whatever way it is compiled, torch's compiler counts it and has its setting.
+        torch._dynamo.config.optimize_ddp = False
+        return torch.compile(nn.Linear(2, 1), backend="eager")
+    return {"exposed": Many, "leaves-out": Some}.get(kind, Few)()
+
+
 def wrapped(kind: str) -> nn.Module:
-    model: nn.Module = Many() if kind == "exposed" else Few()
+    model = model_of(kind)
     if kind == "alone":
         return model
+    if kind == "debugs":
+        # With gloo, torch 2.13 and this level DistributedDataParallel itself crashes.
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("gloo")
-    if kind == "fsdp":
+    if kind in ("fsdp", "debugs"):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
         return model
-    return nn.parallel.DistributedDataParallel(model)
+    looks = kind in ("searches", "leaves-out")
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=looks)
 
 
 def main(kind: str, steps: int) -> None:

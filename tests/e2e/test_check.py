@@ -75,6 +75,7 @@ def test_a_job_that_hardly_communicates_is_measured_as_far_as_it_comes() -> None
     assert found["exposed_share"] < 0.5
     parts = found["computing_seconds"] + found["exposed_seconds"]
     assert found["step_seconds"] == pytest.approx(parts)
+    assert found["hindrances"] == []
 
 
 def test_a_training_with_our_own_class_is_measured_too() -> None:
@@ -82,6 +83,30 @@ def test_a_training_with_our_own_class_is_measured_too() -> None:
     assert (found["ranks"], found["nodes"], found["models"]) == (2, 1, 1)
     assert 0 < found["computing_seconds"] <= found["step_seconds"]
     assert 0 < found["exposed_seconds"] <= found["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("searches", r"all parameters got a gradient in each of \d+ backward passes"),
+        ("debugs", r"torch\.distributed\.get_debug_level\(\) is DETAIL"),
+        ("one-graph", r"torch\._dynamo\.config\.optimize_ddp is off, and torch\.compile was used"),
+        ("leaves-out", None),
+    ],
+)
+def test_what_hinders_a_job_in_silence_is_told_with_its_source(kind: str, seen: str | None) -> None:
+    done = check("--steps", "5", *training(kind))
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("Warning: ")]
+    if seen is None:
+        assert warnings == []
+        return
+    [warning] = warnings
+    assert re.fullmatch(
+        rf"Warning: .*: {seen} \(all ranks\)\. What it does: .*\. What to do: .*\. "
+        r"Source: https://\S+",
+        warning,
+    )
 
 
 def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:

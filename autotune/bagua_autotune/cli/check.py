@@ -16,6 +16,7 @@ from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.exposure import Exposure
+from bagua_autotune.system.hindrances import Hindrance, hindrances
 from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.runs import Outcome
 from bagua_autotune.views.steps import exposed_seconds, step_seconds
@@ -44,6 +45,7 @@ class Figures:
         most_speedup_of: what fewer bytes on the wire could bring at most, by the key of WAYS: if
             communication took as much less time as it sends fewer bytes, and all of that came off
             what is exposed. Empty: that is not known.
+        hindrances: what keeps communication from running beside computing, as far as it was seen.
     """
 
     step_seconds: float
@@ -59,6 +61,7 @@ class Figures:
     device: str
     models: int
     most_speedup_of: dict[str, float] = field(default_factory=dict)
+    hindrances: list[Hindrance] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -90,8 +93,9 @@ def check(
 
     Exposed communication is what a step waits for after the last gradient is ready, and for
     broadcasts of buffers; on GPUs the device's own clock says how long. All else counts as
-    computing: waiting for data and the optimizer, too. A job of several machines is started so on
-    each of them.
+    computing: waiting for data and the optimizer, too. A warning names what keeps communication
+    from running beside computing, such as a variable for debugging that was left set. A job of
+    several machines is started so on each of them.
 
     For example: bagua-autotune check -- torchrun --nproc-per-node 4 train.py
     """
@@ -146,6 +150,7 @@ def _figures(measure: Exposure) -> Figures:
             way: took / max(took - seconds, computing_seconds, 1e-9)
             for way, seconds in saved.items()
         },
+        hindrances=hindrances(facts),
         **{name: facts[name] for name in ("ranks", "nodes", "backend", "device", "models")},
     )
 
@@ -168,9 +173,17 @@ def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
             f"Each process wraps {figures.models} models: only the first is measured, and what the "
             "others communicate counts as computing."
         )
+    found += map(_warning, figures.hindrances)
     if figures.most_speedup_of and figures.verdict != "nothing_to_gain":
         found.append(_fewer_bytes(figures.most_speedup_of))
     return [*found, _advice(figures, command)]
+
+
+def _warning(found: Hindrance) -> str:
+    return (
+        f"Warning: {found.name}: {found.seen}. What it does: {found.costs}. What to do: "
+        f"{found.advice}. Source: {found.source}"
+    )
 
 
 def _fewer_bytes(most_speedup_of: Mapping[str, float]) -> str:

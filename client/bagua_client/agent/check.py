@@ -12,18 +12,24 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import fewer_bytes
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import device_name
+from bagua_client.agent.surroundings import Seen, Surroundings, gather
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.profile import BucketTiming, GatherTiming
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WARMUP_STEPS = 5
 """First steps, not measured: connections are made in them, kernels are chosen, and torch cuts its
@@ -51,13 +57,18 @@ class Check:
         tunable: of the model; its configuration is not changed.
         optimizers: of the model, as far as they are known; their steps tell where a step ends.
         path: of the file to write.
+        wrapper: of the model, if it is replicated.
 
     Attributes:
         models: how many models this process has wrapped.
     """
 
     def __init__(
-        self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer], path: str
+        self,
+        tunable: Tunable,
+        optimizers: Iterable[torch.optim.Optimizer],
+        path: str,
+        wrapper: DistributedDataParallel | None = None,
     ) -> None:
         self._tunable = tunable
         self._communicator = tunable.communicator
@@ -69,6 +80,8 @@ class Check:
         self._reductions = 0
         self._block_begins: int | None = None
         self.models = 1
+        self._surroundings = _try(Surroundings, tunable, wrapper)
+        self._seen: list[Seen] = []
         tunable.attach()
         tunable.after_reduction = self._reduction_done
         self._observe(self._measurement.follow)
@@ -77,6 +90,8 @@ class Check:
     def _reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
+        if self._surroundings is not None:
+            self._observe(self._surroundings.reduced)
         begins = bool(self._observe(self._measurement.tick))
         if self._block_begins is None:
             if self._reductions < WARMUP_STEPS or not self._tunable.is_settled:
@@ -105,6 +120,8 @@ class Check:
         if failed:
             self._give_up(failed)
             return
+        look = None if self._surroundings is None else _try(self._surroundings.look)
+        self._seen = gather(look or b"{}", self._communicator)
         self._observe(self._sum_up, by_rank.transpose(0, 1).tolist())
         self._observe(self._write)
 
@@ -151,6 +168,7 @@ class Check:
             "backward_passes": round(self._reductions / max(self._measurement.step, 1)),
             "steps": self._steps,
             "shares": self._shares(),
+            "seen": self._seen,
         }
         _replace(self._path, document)
 
@@ -169,6 +187,7 @@ def begin(
     tunable: Callable[[], Tunable],
     optimizers: Iterable[torch.optim.Optimizer],
     path: str,
+    wrapper: DistributedDataParallel | None = None,
 ) -> None:
     """Measure this model, or write why that is not possible. If a process wraps several models, the
     first is measured and the others are only counted. All ranks call it together.
@@ -177,14 +196,14 @@ def begin(
         group: the ranks that train it.
         refusal: why it cannot be measured on this rank; empty: it can.
         tunable: makes the model's.
-        optimizers, path: see :class:`Check`.
+        optimizers, path, wrapper: see :class:`Check`.
     """
     if _checks:
         _checks[0].models += 1
     elif refusal := why_not_admitted(group, refusal, {}):
         _replace(path, {"refusal": refusal})
     else:
-        _checks.append(Check(tunable(), optimizers, path))
+        _checks.append(Check(tunable(), optimizers, path, wrapper))
 
 
 def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:
@@ -194,6 +213,15 @@ def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:
         total += max(0.0, each.ended_seconds - max(until, each.started_seconds))
         until = max(until, each.ended_seconds)
     return total
+
+
+def _try(look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """What ``look`` returns; None if it fails, which costs no more than what it would tell."""
+    try:
+        return look(*args, **kwargs)
+    except Exception as error:
+        logger.warning("this rank cannot see what is around its training: %r", error)
+        return None
 
 
 def _known(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:

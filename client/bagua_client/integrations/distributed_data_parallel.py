@@ -272,7 +272,7 @@ def _begin(
 
         refusal = refusal_of(wrapper, caps_of(wrapper))
         tunable = partial(_tunable_of, wrapper)
-        check.begin(wrapper.process_group, refusal, tunable, listed, environment.check)
+        check.begin(wrapper.process_group, refusal, tunable, listed, environment.check, wrapper)
 
 
 def _tune(

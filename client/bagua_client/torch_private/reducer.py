@@ -321,9 +321,19 @@ def has_run(ddp: DistributedDataParallel) -> bool:
     return bool(ddp._lazy_init_ran)
 
 
+def looks_for_unused(ddp: DistributedDataParallel) -> bool:
+    """Whether torch searches each step's graph for parameters that get no gradient."""
+    return has_reducer(ddp) and not rebuilds(ddp)
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that this thread is inside; -1: of none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def is_in_backward() -> bool:
     """Whether this thread is inside a backward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return backward_pass() != -1
 
 
 def is_join_enabled(ddp: DistributedDataParallel) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bagua_autotune.cli.check import Figures, _figures, _lines, tuned_command
 from bagua_autotune.system.exposure import Exposure
+from bagua_autotune.system.hindrances import Hindrance
 
 LAUNCHER = "-m bagua_client --autotune"
 
@@ -76,6 +79,16 @@ def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
     assert _figures(measure).most_speedup_of == {}
     measure.facts = {**facts, "steps": [[0.5, 0.1, None]] * 10, "shares": shares}
     assert _figures(measure).most_speedup_of == {}
+
+
+def test_a_warning_stands_between_the_step_and_the_advice() -> None:
+    found = Hindrance("a name", "X=1 (all ranks)", "it waits", "unset it", "https://example.org")
+    _, warning, advice = _lines(replace(figures(0.1, 0.1), hindrances=[found]), ["./train.sh"])
+    assert warning == (
+        "Warning: a name: X=1 (all ranks). What it does: it waits. What to do: unset it. Source: "
+        "https://example.org"
+    )
+    assert advice.startswith("Worth tuning")
 
 
 def test_models_that_are_not_measured_are_told() -> None:

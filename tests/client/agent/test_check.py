@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import check
+from bagua_client.agent.surroundings import Surroundings
 from bagua_client.profile import BucketTiming
 from bagua_client.tunable.timeline import Timeline
 from tests.client.comparison import difference
@@ -73,6 +74,9 @@ def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
         "powersgd": 192 / 4160,
     }
     assert all(travelled > 0 for travelled in recorded)
+    [seen] = found["seen"]
+    assert seen["ranks"] == [0, 1]
+    assert (seen["device"], seen["backend"], seen["debug_level"]) == ("cpu", "gloo", "OFF")
 
 
 def _cannot_measure(path: str) -> None:
@@ -92,6 +96,26 @@ def test_a_rank_that_cannot_measure_ends_the_check_and_no_training(
     assert json.loads(path.read_text()) == {
         "refusal": "an error on rank 1; see the log of that rank"
     }
+
+
+def _cannot_look(path: str) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    failing = mock.patch.object(Surroundings, "look", fail)
+    with failing if torch.distributed.get_rank() == 1 else nullcontext():
+        _train(path, 1, 1)
+
+
+def test_a_rank_that_cannot_look_around_measures_all_the_same(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    two_ranks.run(_cannot_look, str(path))
+    found = json.loads(path.read_text())
+    assert len(found["steps"]) == 15
+    assert [seen["ranks"] for seen in found["seen"]] == [[0], [1]]
+    assert set(found["seen"][1]) == {"ranks"}
 
 
 def test_of_steps_with_several_backward_passes_computing_is_not_known(
