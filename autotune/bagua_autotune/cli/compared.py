@@ -12,7 +12,7 @@ from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
 from bagua_autotune.model.text import describe
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.comparison import LOSSLESS, SHARDED, Outcome, fastest
+from bagua_simulator.comparison import EQUAL, LOSSLESS, SHARDED, Outcome, fastest
 from bagua_simulator.exchanges import ALGORITHMS
 from bagua_simulator.units import describe_bandwidth, describe_duration
 
@@ -69,20 +69,19 @@ def _setting(outcome: Outcome) -> str:
 
 
 def _advice(outcomes: Sequence[Outcome]) -> str:
-    """Which is fastest on a cluster, and which of those that do not change the numbers."""
+    """Which is fastest on a cluster: with the same numbers, with equal replicas, of all."""
     cluster = outcomes[0].cluster
-    where = f"{cluster.nodes} x {cluster.ranks_per_node}, {_link(cluster)}"
-    same = fastest([each for each in outcomes if each.way in LOSSLESS])
-    best = fastest(outcomes)
-    words = f"{where}: best without other numbers: {_words(same)}"
-    return words if best is same else f"{words}; of all: {_words(best)}"
+    best = {
+        "with the same numbers": fastest(outcomes, LOSSLESS),
+        "with equal replicas": fastest(outcomes, EQUAL),
+        "of all": fastest(outcomes),
+    }
+    words = "; ".join(f"{among}: {_words(outcome)}" for among, outcome in best.items())
+    return f"{cluster.nodes} x {cluster.ranks_per_node}, {_link(cluster)}: fastest {words}"
 
 
 def _words(outcome: Outcome) -> str:
-    setting = _setting(outcome)
-    return f"{outcome.way}, {outcome.step_seconds * 1e3:.4g} ms" + (
-        f" ({setting})" if setting != "-" else ""
-    )
+    return f"{outcome.way}, {outcome.step_seconds * 1e3:.4g} ms"
 
 
 def _assumed(simulator: Simulator) -> list[str]:
@@ -121,7 +120,8 @@ def _cluster(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "bandwidth_bytes_per_second": cluster.bandwidth_bytes_per_second,
         "latency_seconds": cluster.latency_seconds,
         "fastest": fastest(outcomes).way,
-        "fastest_with_the_same_numbers": fastest([o for o in outcomes if o.way in LOSSLESS]).way,
+        "fastest_with_the_same_numbers": fastest(outcomes, LOSSLESS).way,
+        "fastest_with_equal_replicas": fastest(outcomes, EQUAL).way,
         "ways": [
             {
                 "way": each.way,
