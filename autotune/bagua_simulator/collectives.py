@@ -67,14 +67,24 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
         return ()
     if hierarchical == "off" or not cluster.is_hierarchical:
         return (_flat(cluster, size_bytes),)
+    flows = cluster.ranks_per_node if hierarchical == "shards" else 1
+    return chained(cluster, hierarchical, size_bytes, (_across(cluster, size_bytes, flows),))
+
+
+def chained(
+    cluster: Cluster, hierarchical: str, size_bytes: float, across: tuple[Phase, ...]
+) -> tuple[Phase, ...]:
+    """What ``leaders`` or ``shards`` do inside the nodes, before and after some phases between
+    them.
+    """
     ranks = cluster.ranks_per_node
     hops = (ranks - 1) * cluster.inside_latency_seconds
     if hierarchical == "leaders":
-        inside = _inside(cluster, hops, size_bytes)
-        return (inside, _across(cluster, size_bytes, flows=1), inside)
-    inside = _inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
-    inside = replace(inside, most=inside.most * cluster.shards_share)
-    return (inside, _across(cluster, size_bytes, flows=ranks), inside)
+        around = inside(cluster, hops, size_bytes)
+    else:
+        around = inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
+        around = replace(around, most=around.most * cluster.shards_share)
+    return (around, *across, around)
 
 
 def parts(size_bytes: float, channels: int) -> int:
@@ -93,9 +103,9 @@ def _flat(cluster: Cluster, size_bytes: float) -> Phase:
     inside_hops = 2 * (world - cluster.nodes)
     volume = 2 * (world - 1) / world * size_bytes
     if cluster.nodes == 1:
-        return _inside(cluster, inside_hops * cluster.inside_latency_seconds, volume)
+        return inside(cluster, inside_hops * cluster.inside_latency_seconds, volume)
     tree_inside = 2 * (cluster.ranks_per_node - 1) * cluster.inside_latency_seconds
-    most = min(_reached(cluster, size_bytes), cluster.inside_bandwidth_bytes_per_second)
+    most = min(reached(cluster, size_bytes), cluster.inside_bandwidth_bytes_per_second)
     return _ring_or_tree(
         cluster, volume, most, inside_hops * cluster.inside_latency_seconds, tree_inside
     )
@@ -104,7 +114,7 @@ def _flat(cluster: Cluster, size_bytes: float) -> Phase:
 def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
     """All-reduces between the nodes side by side, of one part of the bucket each."""
     volume = 2 * (cluster.nodes - 1) / cluster.nodes * size_bytes
-    together = flows * _reached(cluster, size_bytes / flows)
+    together = flows * reached(cluster, size_bytes / flows)
     most = min(cluster.capacity("network", flows), together)
     return replace(_ring_or_tree(cluster, volume, most, 0.0, 0.0), flows=flows)
 
@@ -122,12 +132,13 @@ def _ring_or_tree(
     return min(ring, tree, key=lambda phase: phase.alone_seconds)
 
 
-def _inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
+def inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
+    """Bytes over the link inside each node, after so many seconds of hops."""
     most = cluster.inside_bandwidth_bytes_per_second * cluster.flow_share
     return Phase("inside", cluster.start_seconds + hops_seconds, volume, most)
 
 
-def _reached(cluster: Cluster, message_bytes: float) -> float:
+def reached(cluster: Cluster, message_bytes: float) -> float:
     """Return the bytes per second that one flow alone reaches between two nodes."""
     limit = min(
         cluster.bandwidth_bytes_per_second * cluster.flow_share, cluster.flow_bytes_per_second

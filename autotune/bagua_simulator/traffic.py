@@ -8,6 +8,7 @@ from typing import cast, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from bagua_autotune.model.knobs import ALGORITHM_KNOB, USUAL_ALGORITHM
 from bagua_autotune.model.profile import BucketTiming
 from bagua_simulator.collectives import Way
 from bagua_simulator.computing import ProfiledStep
@@ -44,13 +45,14 @@ class Traffic(BaseModel):
 
 
 def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
-    """The traffic of steps with a known way of reducing and unchanged gradients."""
+    """The traffic of steps with a known way of reducing that sum up unchanged gradients."""
     alike: dict[tuple[str, int, tuple[int, ...]], list[Sequence[BucketTiming]]] = {}
     for configuration, profile in steps:
         way = configuration.get("hierarchical", "off")
         channels = configuration.get("channels", 1)
         as_is = configuration.get("wire_precision", "as_is") == "as_is"
-        if not as_is or way not in get_args(Way) or not isinstance(channels, int):
+        is_sum = configuration.get(ALGORITHM_KNOB, USUAL_ALGORITHM) == USUAL_ALGORITHM
+        if not as_is or not is_sum or way not in get_args(Way) or not isinstance(channels, int):
             continue
         buckets = sorted(profile.buckets, key=lambda bucket: bucket.started_seconds)[:MOST_BUCKETS]
         if any(bucket.ended_seconds > bucket.started_seconds for bucket in buckets):

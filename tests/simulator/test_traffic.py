@@ -38,7 +38,13 @@ def test_other_channels_and_ways_are_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"hierarchical": "tree"}, {"hierarchical": 1}, {"wire_precision": "bf16"}]
+    "knobs",
+    [
+        {"hierarchical": "tree"},
+        {"hierarchical": 1},
+        {"wire_precision": "bf16"},
+        {"algorithm": "bytegrad"},
+    ],
 )
 def test_a_way_that_is_not_simulated_is_left_out_and_the_rest_stays(knobs: Knobs) -> None:
     steps = [(FLAT, profile(0.6)), (knobs, profile(0.7))]

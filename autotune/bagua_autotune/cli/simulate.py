@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bagua_autotune.cli.asked import counts, every, several, simulators_of
+from bagua_autotune.cli.compared import show_comparison
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.text import describe, describe_bytes, describe_knob
-from bagua_simulator import Cluster, Simulator
-from bagua_simulator.fitting import fit_record
+from bagua_simulator import Simulator
+from bagua_simulator.comparison import compare
 from bagua_simulator.plot import PlotError, plot
-from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.recorded import RecordError
 from bagua_simulator.sweep import Point, Sweep, sweep
 from bagua_simulator.units import (
     describe_bandwidth,
@@ -23,21 +23,7 @@ from bagua_simulator.units import (
     parse_bandwidth,
     parse_duration,
 )
-from bagua_simulator.workloads import CATALOG, load
-
-Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
-
-
-def _read_by(parse: Callable[[str], float]) -> Callback:
-    """Return a callback for an option that is a number with a unit."""
-
-    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error), context, parameter) from error
-
-    return read
+from bagua_simulator.workloads import CATALOG
 
 
 @click.command()
@@ -45,46 +31,51 @@ def _read_by(parse: Callable[[str], float]) -> Callback:
     "--model", required=True, metavar="NAME|FILE",
     help=f"{', '.join(CATALOG)}, or a file that 'export JOB --profile' wrote.",
 )  # fmt: skip
-@click.option("--nodes", type=click.IntRange(1, 100_000), help="Number of machines.")
-@click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each machine.")
+@click.option("--nodes", metavar="N", callback=counts(100_000), help="Number of machines.")
 @click.option(
-    "--bandwidth", metavar="25Gbit", callback=_read_by(parse_bandwidth),
+    "--ranks-per-node", metavar="N", callback=counts(1024), help="Devices of each machine."
+)
+@click.option(
+    "--bandwidth", metavar="25Gbit", callback=several(parse_bandwidth),
     help="Bandwidth of each machine's link, in each direction.",
 )  # fmt: skip
 @click.option(
-    "--latency", metavar="100us", callback=_read_by(parse_duration),
+    "--latency", metavar="100us", callback=several(parse_duration),
     help="Latency of a message between two machines.",
 )  # fmt: skip
+@click.option("--algorithms", "compares", is_flag=True,
+              help="Compare DDP, every algorithm and sharded models, each at its best setting; "
+              "also done where one of the four options above has several values.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg",
               help="Draw the step times over the bucket size.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write everything as JSON.")
 def simulate(
     model: str,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    bandwidth: float | None,
-    latency: float | None,
+    nodes: list[int] | None,
+    ranks_per_node: list[int] | None,
+    bandwidth: list[float] | None,
+    latency: list[float] | None,
+    compares: bool,
     plot_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate steps on a cluster: step time by bucket size and way of reducing.
+    """Simulate steps on a cluster: step time by bucket size and way of reducing, or by algorithm.
 
     With a FILE the numbers of machines and ranks and the measured network are those of the job,
-    unless options say otherwise.
+    unless options say otherwise. Several values, with commas between, make a table.
     """
+    asked = every(nodes, ranks_per_node, bandwidth, latency)
+    compares = compares or len(asked) > 1
+    if compares and plot_path:
+        raise click.UsageError("--plot draws one network and no algorithms")
     try:
-        if model in CATALOG:
-            cluster = _cluster(nodes, ranks_per_node, bandwidth, latency)
-            simulator = Simulator(load(model), cluster)
-        else:
-            record = load_record(_file(model))
-            simulator = record.simulator(
-                _changed(_measured(record, bandwidth, latency), nodes, ranks_per_node, bandwidth,
-                         latency)
-            )  # fmt: skip
+        simulators = simulators_of(model, asked)
+        found = None if compares else sweep(simulators[0])
     except (RecordError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    found = sweep(simulator)
+    if found is None:
+        show_comparison([compare(each) for each in simulators], simulators[0], as_json)
+        return
     if plot_path:
         try:
             plot(plot_path, found)
@@ -94,55 +85,6 @@ def simulate(
         click.echo(json.dumps(_document(found), indent=2))
     else:
         _print(found)
-
-
-def _file(model: str) -> Path:
-    path = Path(model)
-    if not path.exists():
-        raise RecordError(
-            f"there is no file {model!r}, nor is it one of the models {', '.join(CATALOG)}"
-        )
-    return path
-
-
-def _cluster(
-    nodes: int | None, ranks_per_node: int | None, bandwidth: float | None, latency: float | None
-) -> Cluster:
-    """The cluster that the options name."""
-    if nodes is None or ranks_per_node is None or bandwidth is None or latency is None:
-        raise click.UsageError(
-            f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
-        )
-    return Cluster(nodes, ranks_per_node, bandwidth, latency)
-
-
-def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
-    """The cluster that the job ran on; if nothing was measured, a usual one with this network."""
-    try:
-        return fit_record(record).cluster
-    except ValueError as error:
-        if bandwidth is None or latency is None:
-            raise click.UsageError(f"{error}; give --bandwidth and --latency") from error
-        return Cluster(*record.shape, bandwidth, latency)
-
-
-def _changed(
-    measured: Cluster,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    bandwidth: float | None,
-    latency: float | None,
-) -> Cluster:
-    """The job's cluster with what the options change."""
-    if measured.nodes == 1 and (nodes or 1) > 1 and (bandwidth is None or latency is None):
-        raise click.UsageError("the job ran on one node; more need --bandwidth and --latency")
-    return replace(
-        measured,
-        nodes=nodes or measured.nodes,
-        ranks_per_node=ranks_per_node or measured.ranks_per_node,
-        bandwidth_bytes_per_second=bandwidth or measured.bandwidth_bytes_per_second,
-        latency_seconds=latency or measured.latency_seconds,
-    )
 
 
 def _print(found: Sweep) -> None:

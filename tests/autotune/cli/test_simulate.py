@@ -15,6 +15,7 @@ from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
+from bagua_simulator.comparison import WAYS
 from tests.autotune.support import make_spec
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
@@ -99,6 +100,46 @@ def test_json_says_all_of_it() -> None:
     }  # fmt: skip
 
 
+def test_several_clusters_make_a_table_with_a_row_for_each_algorithm() -> None:
+    places = ["--nodes", "1,2,16", "--ranks-per-node", "8", "--bandwidth", "10Gbit,100Gbit"]
+    arguments = ["simulate", "--model", "vgg16", *places, "--latency", "50us"]
+    title, header, *lines = output(*arguments).splitlines()
+    assert title == "vgg16: what each algorithm would take, at its best setting"
+    columns = header.split("\t")
+    assert columns == ["ranks", "link", "name", "step ms", "exposed", "over DDP", "configuration"]
+    rows = [line.split("\t") for line in lines if "\t" in line]
+    # The network between nodes is no matter where there is one node.
+    assert len(rows) == 5 * len(WAYS)
+    assert {(row[0], row[1]) for row in rows} == {
+        ("1 x 8", "-"),
+        ("2 x 8", "10 Gbit/s, 50 us"), ("2 x 8", "100 Gbit/s, 50 us"),
+        ("16 x 8", "10 Gbit/s, 50 us"), ("16 x 8", "100 Gbit/s, 50 us"),
+    }  # fmt: skip
+    slow = {row[2]: float(row[3]) for row in rows if row[:2] == ["16 x 8", "10 Gbit/s, 50 us"]}
+    fast = {row[2]: float(row[3]) for row in rows if row[:2] == ["16 x 8", "100 Gbit/s, 50 us"]}
+    assert all(fast[way] <= slow[way] for way in WAYS)
+    said = "\n".join(lines)
+    assert "16 x 8, 10 Gbit/s, 50 us: fastest with the same numbers: gradient_allreduce" in said
+    assert "computing alone: 150 ms on every cluster" in said
+    assert "not simulated: powersgd" in said
+    document = json.loads(output(*arguments, "--json"))
+    assert [each["nodes"] for each in document["clusters"]] == [1, 2, 2, 16, 16]
+    for way in document["clusters"][3]["ways"]:
+        assert way["step_seconds"] * 1e3 == pytest.approx(slow[way["way"]], rel=1e-3)
+
+
+def test_a_recorded_jobs_algorithms_are_compared_on_its_own_cluster(exported: Path) -> None:
+    own = json.loads(output("simulate", "--model", str(exported), "--json"))
+    arguments = ["simulate", "--model", str(exported), "--algorithms"]
+    (cluster,) = json.loads(output(*arguments, "--json"))["clusters"]
+    assert (cluster["nodes"], cluster["ranks_per_node"]) == (4, 2)
+    assert cluster["ways"][0]["step_seconds"] == own["default"]["step_seconds"]
+    assert "these gradients are on CPUs" in output(*arguments)
+    assert "these gradients are on CPUs" not in output(
+        "simulate", "--model", "vgg16", *NETWORK, "--algorithms"
+    )
+
+
 def test_it_draws_png_and_svg(tmp_path: Path) -> None:
     for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         output("simulate", "--model", "vgg16", "--plot", str(tmp_path / name), *NETWORK)
@@ -173,6 +214,11 @@ def test_a_job_without_profiles_is_said(database: str) -> None:
         (["--model", "vgg16", "--bandwidth", "25Gb"], "'25Gb' is no bandwidth; write it like"),
         (["--model", "vgg16", "--latency", "5"], "'5' is no latency; write it like"),
         (["--model", "vgg16", *NETWORK, "--nodes", "0"], "0 is not in the range"),
+        (["--model", "vgg16", *NETWORK, "--nodes", "2,x"], "'x' is not a valid integer range"),
+        (
+            ["--model", "vgg16", *NETWORK, "--algorithms", "--plot", "a.png"],
+            "--plot draws one network and no algorithms",
+        ),
         ([], "Missing option '--model'"),
     ],
 )
@@ -222,7 +268,7 @@ def test_the_examples_of_the_documentation_run_as_printed() -> None:
         for command, printed in pairwise(blocks)
         if len(command) == 1 and "--nodes" in command[0]
     ]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for arguments, printed in examples:
         lines = output(*arguments).splitlines()
         assert [line for line in printed if line != "..." and line not in lines] == []
