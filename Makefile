@@ -20,7 +20,7 @@ TOGETHER := --dist loadfile --no-loadscope-reorder --numprocesses
 PYTEST := $(BIN)/python -m pytest --durations 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-jobs test-all upstream-ddp upstream-fsdp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test test-slow test-jobs test-deepspeed test-all upstream-ddp upstream-fsdp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -84,6 +84,16 @@ upstream: $(STAMP) ## Bagua's own tests and examples, from its PyPI release, wit
 	[ -d $(TORCHVISION) ] || $(BIN)/python -m pip install --quiet --no-deps --target $(TORCHVISION) \
 		torchvision==0.28.0 || echo "no torchvision, so some examples are skipped"
 	PYTHONPATH=$(TORCHVISION) $(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
+
+# Apache-2.0, 24 MB; without what it would bring besides, so that torch stays what it is. It compiles
+# nothing. In a folder of its own, as Accelerate and others would import it where it is installed.
+DEEPSPEED := $(CURDIR)/.cache/deepspeed
+
+test-deepspeed: $(STAMP) ## DeepSpeed's ZeRO, tuned, beside itself untouched, also in Accelerate and the Trainer
+	[ -d $(DEEPSPEED) ] || DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install --quiet \
+		--no-deps --no-build-isolation --target $(DEEPSPEED) \
+		deepspeed==0.19.8 einops hjson msgpack ninja py-cpuinfo
+	PYTHONPATH=$(DEEPSPEED) $(PYTEST) $(TOGETHER) 2 $(or $(ARGS),tests/client/zero tests/integrations/test_deepspeed.py)
 
 # A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
 OPTIMIZERS = .cache/optimizers

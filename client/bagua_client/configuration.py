@@ -42,7 +42,8 @@ class Configuration(Knobs):
         return tuple(getattr(self, name) for name, knob in KNOBS.items() if knob.cuts)
 
     def check_model(self, kind: str) -> None:
-        """Check that models of this kind (``replicated``, ``sharded``) have the knobs in use.
+        """Check that models of this kind (``replicated``, ``sharded``, ``zero``) have the knobs in
+        use.
 
         Raises:
             ValueError: they do not.
@@ -79,8 +80,8 @@ class Configuration(Knobs):
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
     def to_json(self) -> dict[str, Any]:
-        """The same for people and files: without what sharded models alone have, if it is at its
-        default."""
+        """The same for people and files: without what replicated models do not have, if it is at
+        its default."""
         usual = {name for name, knob in KNOBS.items() if "replicated" in knob.models}
         return {name: v for name, v in self.values.items() if name in usual or self._uses(name)}
 

@@ -58,7 +58,7 @@ class Knob:
         changes_numbers: it changes what the model learns by more than the order in which sums are
             rounded, so it is only tried if the user allows its values.
         models: which kinds of models have it: ``replicated`` ones (DistributedDataParallel),
-            ``sharded`` ones (``fully_shard``), or both.
+            ``sharded`` ones (``fully_shard``), ``zero`` ones (an engine of DeepSpeed).
     """
 
     name: str

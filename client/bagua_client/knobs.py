@@ -18,7 +18,9 @@ CHANNELS_VALUES = (1, 2, 4, 8, 16)
 EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
 """Sizes tried for the first and the last bucket; 0: no size of its own."""
 BOTH = ("replicated", "sharded")
+EVERY = (*BOTH, "zero")
 SHARDED = ("sharded",)
+ZERO = ("zero",)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Knobs:
 
     The first eight are those of a replicated model. A sharded one (``fully_shard``) has
     ``bucket_bytes``, ``hierarchical``, ``channels``, ``wire_precision`` and ``algorithm`` of them,
-    and the others; a bucket is then a unit, or several that communicate as one.
+    and the others up to ``node_copy``; a bucket is then a unit, or several that communicate as one.
+    An engine of DeepSpeed (``zero``) has ``bucket_bytes`` and ``prefetch_bytes``.
 
     Attributes:
         bucket_bytes: a bucket is closed as soon as it holds at least this many bytes.
@@ -54,10 +57,12 @@ class Knobs:
         scatter_buffers: how many units' gradients may be on their way at once.
         node_copy: ``on``: from the forward to the backward pass a unit's parameters stay spread
             over the ranks of each node, so that they are gathered again inside the node.
+        prefetch_bytes: parameters are gathered ahead until they amount to this many bytes, each of
+            their elements counted as one of a gradient.
     """
 
     bucket_bytes: int = knob(
-        DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True, models=BOTH
+        DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True, models=EVERY
     )
     hierarchical: str = knob(
         "off",
@@ -95,6 +100,7 @@ class Knobs:
         "{}",
         models=SHARDED,
     )
+    prefetch_bytes: int = knob(0, Size((0,)), "{} gathered ahead", models=ZERO)
 
 
 KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}

@@ -16,6 +16,7 @@ OTHERS = {
     "buckets": [(3,), (3, 1)],
     "algorithm": ["bytegrad", "powersgd"],
     "kept_units": [1, 12],
+    "prefetch_bytes": [4096],
 }
 
 

@@ -13,7 +13,7 @@ from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe, describe_count, describe_seconds
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
-from bagua_autotune.views.stock import stock_ddp_line
+from bagua_autotune.views.stock import stock_ddp_line, without_us
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
@@ -63,8 +63,7 @@ def _show(overview: JobOverview) -> None:
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
-    torchs = "torch alone" if overview.stock.is_sharded else "stock DDP"
-    say(f"{torchs}: {stock_ddp_line(overview.stock)}")
+    say(f"{without_us(overview.stock)}: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")

@@ -46,7 +46,9 @@ SHARDED_KNOBS = (
     "scatter_buffers",
     NODE_COPY_KNOB,
 )
-COUNT_KNOBS = ("kept_units", "prefetch")
+PREFETCH_BYTES_KNOB = "prefetch_bytes"
+"""Of DeepSpeed's ZeRO, stage 3."""
+COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = (
     BUCKET_KNOB,
@@ -55,10 +57,18 @@ LOSSLESS_KNOBS = (
     PARTITION_KNOB,
     *EDGE_KNOBS,
     *SHARDED_KNOBS,
+    PREFETCH_BYTES_KNOB,
 )
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
-MEMORY_KNOBS = (BUCKET_KNOB, CHANNELS_KNOB, "kept_units", "prefetch", "scatter_buffers")
-"""Knobs of which more takes more memory, of a sharded model."""
+MEMORY_KNOBS = (
+    BUCKET_KNOB,
+    CHANNELS_KNOB,
+    "kept_units",
+    "prefetch",
+    "scatter_buffers",
+    PREFETCH_BYTES_KNOB,
+)
+"""Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000
 

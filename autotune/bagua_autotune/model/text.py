@@ -49,6 +49,7 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
     ),
     "scatter_buffers": KnobWords("scatter buffers", "{} scatter buffers", (1,)),
     "node_copy": KnobWords("node copy", "{}", ("off",), {"on": "a copy in each node"}),
+    "prefetch_bytes": KnobWords("gathered ahead", "{} gathered ahead", (0,)),
 }
 # With these values a knob that no words are known for is taken not to be in use.
 UNUSED: tuple[Value, ...] = ("off", "as_is", 0)

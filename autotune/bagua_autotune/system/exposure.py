@@ -23,7 +23,7 @@ SHARDED = "only DistributedDataParallel has buckets to tune"
 WHY_NOT = {
     "FullyShardedDataParallel": f"the model is sharded by FSDP; {SHARDED}",
     "FSDPModule": "fully_shard was called in a way that the launcher does not follow",
-    "DeepSpeedEngine": f"DeepSpeed communicates by itself; {SHARDED}",
+    "DeepSpeedEngine": "DeepSpeed was imported in a way that the launcher does not follow",
 }
 
 

@@ -4,7 +4,7 @@ DistributedDataParallel cuts buckets by size and does nothing else that is tuned
 the fastest of the trials that did no more than that, with its own speed-up: the size of a
 configuration that also reduces hierarchically, say, is not the best one without that. A model that
 ``fully_shard`` shards can take over more: all but channels, precision, merged units and copies in
-nodes are methods of its own.
+nodes are methods of its own. DeepSpeed takes over all that is tuned of it, as lines of its file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Mapping
 
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
+from bagua_autotune.model.job import Job
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
     NODE_COPY_KNOB,
+    PREFETCH_BYTES_KNOB,
     SHARDED_KNOBS,
     Configuration,
     Value,
@@ -25,6 +27,10 @@ from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 
+ZERO_LINES = {
+    BUCKET_KNOB: "reduce_bucket_size",
+    PREFETCH_BYTES_KNOB: "stage3_prefetch_bucket_size",
+}
 # Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.
 DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
 
@@ -35,7 +41,8 @@ class StockSetting(View):
     ``speedup``, with its 95 % interval: over the default, of the result if this is what was kept,
     else of its trials in the search, which nothing confirmed; null of the default, where nothing
     else was clearly faster. ``missing``: what the best configuration does besides, in words.
-    ``is_sharded``: of a model that ``fully_shard`` shards, and not of stock DDP.
+    ``is_sharded``: of a model that ``fully_shard`` shards, and not of stock DDP. ``zero``: of an
+    engine of DeepSpeed, what its file says under ``zero_optimization``; else null.
     """
 
     configuration: Configuration
@@ -45,15 +52,25 @@ class StockSetting(View):
     is_confirmed: bool
     missing: str
     is_sharded: bool = False
+    zero: dict[str, int] | None = None
+
+
+def without_us(setting: StockSetting) -> str:
+    """What trains with the setting where nothing of ours is."""
+    if setting.zero is not None:
+        return "DeepSpeed alone"
+    return "torch alone" if setting.is_sharded else "stock DDP"
 
 
 def stock_setting(reading: Reading) -> StockSetting:
     """The setting of torch's own class, for the round that is shown."""
     job = reading.job
     best = best_configuration(reading.shown) or job.baseline
-    is_sharded = "sharding" in job.software
+    is_sharded, is_zero = "sharding" in job.software, "engine" in job.software
 
     def lacks(tried: Configuration) -> str:
+        if is_zero:
+            return ""
         return _unsharded(tried, job.baseline) if is_sharded else _missing(tried)
 
     missing = lacks(best)
@@ -77,12 +94,26 @@ def stock_setting(reading: Reading) -> StockSetting:
         is_confirmed=is_confirmed,
         missing=missing,
         is_sharded=is_sharded,
+        zero=_zero_sizes(chosen, job) if is_zero else None,
     )
+
+
+def _zero_sizes(chosen: Configuration, job: Job) -> dict[str, int]:
+    """The lines of DeepSpeed's file that differ from the job's own. It counts elements."""
+    told = job.software.get("element_bytes", "")
+    element_bytes = int(told) if told.isdecimal() else 0
+    return {
+        line: max(chosen.number(knob) // max(element_bytes, 1), int(knob == BUCKET_KNOB))
+        for knob, line in ZERO_LINES.items()
+        if knob in chosen and chosen[knob] != job.baseline[knob]
+    }
 
 
 def stock_ddp_line(setting: StockSetting) -> str:
     """One line of Python; a comment says how much faster it is, and what it lacks."""
     calls = "; ".join(_sharded_lines(setting)) if setting.is_sharded else _call(setting)
+    if setting.zero is not None:
+        calls = _zero_line(setting.zero)
     return f"{calls}  # {'; '.join(_remarks(setting))}"
 
 
@@ -92,6 +123,8 @@ def stock_ddp_snippet(setting: StockSetting) -> str:
     if setting.is_sharded:
         imports = "from torch.distributed.fsdp import FSDPModule"
         return "\n".join([imports, "", *remarks, *_sharded_lines(setting)])
+    if setting.zero is not None:
+        return "\n".join([*remarks, _zero_line(setting.zero)])
     lines = [
         "from torch.nn.parallel import DistributedDataParallel",
         "",
@@ -102,7 +135,7 @@ def stock_ddp_snippet(setting: StockSetting) -> str:
 
 
 def _remarks(setting: StockSetting) -> list[str]:
-    torchs = "torch alone" if setting.is_sharded else "stock DDP"
+    torchs = without_us(setting)
     if setting.speedup is None:
         what = f"nothing that {torchs} can do" if setting.missing else "nothing"
         gain = f"{what} is known to be clearly faster than the default"
@@ -121,6 +154,12 @@ def _call(setting: StockSetting) -> str:
         return "DistributedDataParallel(model)"
     # It counts in units of 2**20 bytes and takes fractions.
     return f"DistributedDataParallel(model, bucket_cap_mb={size / 1024**2:.4g})"
+
+
+def _zero_line(sizes: Mapping[str, int]) -> str:
+    """What changes the dictionary of DeepSpeed's file, before ``deepspeed.initialize``."""
+    lines = ", ".join(f"{line}={size}" for line, size in sizes.items())
+    return f'config["zero_optimization"].update({lines})' if lines else "pass"
 
 
 def _sharded_lines(setting: StockSetting) -> list[str]:

@@ -89,8 +89,7 @@ def describe_job(
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
-    if tunable.offer.kind == "sharded":
-        software["sharding"] = "fully_shard"
+    software.update(tunable.offer.carried_by)
     knobs = _knobs(tunable, environment)
     # The service knows all algorithms by their names.
     default = {**tunable.default.values, "algorithm": tunable.algorithm.name}

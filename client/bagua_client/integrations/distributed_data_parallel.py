@@ -24,6 +24,7 @@ from bagua_client.integrations.join_hook import Joined
 from bagua_client.integrations.new_tunable import channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel
+from bagua_client.integrations.zero_engine import tune_engine
 from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,
@@ -41,6 +42,7 @@ from bagua_client.torch_private.reducer import (
 )
 from bagua_client.torch_private.sharded import is_sharded
 from bagua_client.torch_private.wrapper import WithMoments
+from bagua_client.zero.buckets import is_engine
 
 logger = logging.getLogger(__name__)
 
@@ -204,25 +206,28 @@ def tune(
 
     Args:
         model: torch's DistributedDataParallel, or a subclass of it; or a model on which
-            ``fully_shard`` was called last, which gets the methods of :class:`ShardedModel`.
+            ``fully_shard`` was called last, which gets the methods of :class:`ShardedModel`; or an
+            engine of DeepSpeed, which gets those of :class:`TunedEngine`.
         optimizers, algorithm: see :class:`DistributedDataParallel`; of a sharded model it is one
-            that is for such models.
+            that is for such models, of an engine of DeepSpeed the default.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is neither.
+        TypeError: ``model`` is none of these.
         ValueError: see :class:`DistributedDataParallel`; or ``model`` is already ours, with another
             algorithm.
     """
     if is_sharded(model):
         return tune_sharded(model, _listed(optimizers), algorithm)
+    if is_engine(model):
+        return tune_engine(model, _listed(optimizers), algorithm)
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
-            "tune() takes a torch.nn.parallel.DistributedDataParallel or a model that fully_shard "
-            f"was called on, not {type(model).__name__}; for a compiled model, give the wrapper "
-            "that was compiled"
+            "tune() takes a torch.nn.parallel.DistributedDataParallel, a model that fully_shard "
+            "was called on or an engine of DeepSpeed, not "
+            f"{type(model).__name__}; for a compiled model, give the wrapper that was compiled"
         )
     if isinstance(model, DistributedDataParallel):
         _check_same(model, algorithm)

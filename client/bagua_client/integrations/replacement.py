@@ -1,4 +1,5 @@
-"""Puts our class in the place of torch's DistributedDataParallel, and follows ``fully_shard``."""
+"""Puts our class in the place of torch's DistributedDataParallel, and follows ``fully_shard`` and
+``deepspeed.initialize``."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
+from bagua_client.zero.buckets import is_engine
 
 _STAYS_IN = "bagua_client"
 
@@ -50,6 +52,28 @@ def follow_fully_shard() -> None:
 
     fully_shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
     _replace(torchs, fully_shard)
+
+
+def follow_deepspeed() -> None:
+    """From now on each engine that ``deepspeed.initialize`` makes is one that is tuned, if that is
+    asked for; see :func:`replace_torchs_class`."""
+    environment = Environment.read()
+    deepspeed: Any = sys.modules["deepspeed"]
+    theirs = deepspeed.initialize
+    is_asked_for = environment.autotune or environment.check is not None
+    if not is_asked_for or hasattr(theirs, "__wrapped_by_bagua__"):
+        return
+    from bagua_client.integrations.zero_engine import tune_engine
+
+    @functools.wraps(theirs)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        made = theirs(*args, **kwargs)
+        if is_engine(made[0]):
+            tune_engine(made[0])
+        return made
+
+    initialize.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
+    _replace(theirs, initialize)
 
 
 def _replace(torchs: Any, ours: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,7 @@ class Offer:
     hook: UserHook | None
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
     kind = "replicated"
+    carried_by: ClassVar[Mapping[str, str]] = {}
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """An explicit list counts in the order in which gradients become ready."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch.distributed as dist
 
@@ -50,6 +51,7 @@ class Offer:
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
     has_explicit_buckets = False
     kind = "sharded"
+    carried_by: ClassVar[Mapping[str, str]] = {"sharding": "fully_shard"}
 
     @property
     def bucket_bytes(self) -> tuple[int, int]:

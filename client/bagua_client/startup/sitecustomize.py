@@ -65,6 +65,13 @@ def _follow_sharding() -> None:
         _say(f"does not tune what fully_shard shards: {error!r}")
 
 
+def _follow_engines() -> None:
+    try:
+        importlib.import_module("bagua_client.integrations.replacement").follow_deepspeed()
+    except Exception as error:
+        _say(f"does not tune DeepSpeed's engines: {error!r}")
+
+
 def _register_strategies() -> None:
     try:
         if importlib.util.find_spec("bagua_client.lightning") is not None:
@@ -87,6 +94,7 @@ def _prepare() -> None:
     if os.environ.get("BAGUA_REPLACES_DDP") == "1":
         AfterImport("torch", _replace)
         AfterImport("torch.distributed.fsdp", _follow_sharding)
+        AfterImport("deepspeed", _follow_engines)
         for name in LIGHTNING:
             AfterImport(name, _register_strategies)
 

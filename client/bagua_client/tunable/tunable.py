@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -24,7 +24,12 @@ class Offer(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of the model: ``replicated`` or ``sharded``."""
+        """The kind of the model: ``replicated``, ``sharded`` or ``zero``."""
+
+    @property
+    def carried_by(self) -> Mapping[str, str]:
+        """What carries the gradients if that is not DistributedDataParallel, as the service is
+        told; it is a part of the job's fingerprint."""
 
     @property
     def algorithms(self) -> Callable[[Collection[str]], Sequence[Algorithm]]:

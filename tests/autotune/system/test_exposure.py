@@ -66,7 +66,7 @@ PROBED = {
     ("facts", "sentence"),
     [
         ({}, "no model of it is wrapped in DistributedDataParallel"),
-        ({"wrappers": ["DeepSpeedEngine"]}, "DeepSpeed communicates by itself"),
+        ({"wrappers": ["DeepSpeedEngine"]}, "DeepSpeed was imported in a way that"),
         ({"wrappers": ["DistributedDataParallel", "FullyShardedDataParallel"]}, "sharded by FSDP"),
         ({"has_client": False}, "install bagua-autotune in the job's own environment"),
         ({"backend": ""}, "has one process only"),

@@ -133,3 +133,36 @@ def test_a_sharded_model_gets_calls_of_its_own() -> None:
     assert "Torch alone cannot do the rest of the best configuration: 8 channels" in snippet
     assert stock_ddp_line(setting).startswith("units = ")
     assert "\n" not in stock_ddp_line(setting)
+
+
+def test_an_engine_of_deepspeed_gets_lines_for_its_file() -> None:
+    default = Configuration(bucket_bytes=4_000_000, prefetch_bytes=0)
+    larger = Configuration(bucket_bytes=8_000_000, prefetch_bytes=2000)
+    of = replace(
+        job("finished", replace(RESULT, configuration=larger)),
+        baseline=default,
+        software={"engine": "DeepSpeed 0.19.8, ZeRO stage 3", "element_bytes": "2"},
+    )
+    setting = stock_setting(reading(of, [trial(0, default, 0.3), trial(1, larger, 0.25)]))
+    assert setting.missing == ""
+    snippet = stock_ddp_snippet(setting)
+    config: dict[str, dict[str, int]] = {"zero_optimization": {"stage": 3}}
+    exec(snippet, {"config": config})
+    found = {"stage": 3, "reduce_bucket_size": 4_000_000, "stage3_prefetch_bucket_size": 1000}
+    assert config == {"zero_optimization": found}
+    assert stock_ddp_line(setting).startswith('config["zero_optimization"].update(')
+    kept = replace(of, result=replace(RESULT, configuration=default, kept="baseline"))
+    assert stock_ddp_snippet(stock_setting(reading(kept, [trial(0, default, 0.3)]))).endswith(
+        "pass"
+    )
+
+
+def test_what_a_client_tells_of_an_engine_is_never_an_error() -> None:
+    default = Configuration(bucket_bytes=4000)
+    for told in ("", "none", "0", "-3"):
+        of = replace(
+            job("finished", replace(RESULT, configuration=Configuration(bucket_bytes=1))),
+            baseline=default,
+            software={"engine": "DeepSpeed", "element_bytes": told},
+        )
+        assert "reduce_bucket_size=1" in stock_ddp_line(stock_setting(reading(of, [])))

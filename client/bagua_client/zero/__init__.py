@@ -1,0 +1,1 @@
+"""An engine of DeepSpeed (ZeRO), as something whose configuration may change."""

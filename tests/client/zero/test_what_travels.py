@@ -1,0 +1,120 @@
+"""The sizes that are set are those by which DeepSpeed communicates, from the next step on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import bagua_client
+from bagua_client.integrations.zero_engine import tunable_of
+from tests.client.zero.models import Kind, engine_of, needs_deepspeed, train
+from tests.ranks import RankPool
+
+pytestmark = [needs_deepspeed, pytest.mark.timeout(300)]
+ALL = 4560
+"""The parameters of the model."""
+
+
+@contextmanager
+def _elements_of(names: Sequence[str]) -> Iterator[list[int]]:
+    """What the calls of these methods of DeepSpeed's backend send: elements of all ranks."""
+    from deepspeed.comm.torch import TorchBackend
+
+    seen: list[int] = []
+
+    def watched(name: str) -> Any:
+        method = getattr(TorchBackend, name)
+
+        def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(max(each.numel() for each in _tensors_in((args, list(kwargs.values())))))
+            return method(backend, *args, **kwargs)
+
+        return mock.patch.object(TorchBackend, name, call)
+
+    with ExitStack() as patches:
+        for name in names:
+            patches.enter_context(watched(name))
+        yield seen
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)
+
+
+def _reduced(kind: Kind, sizes: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[int]]:
+    """What is sent in the step after each change."""
+    engine = bagua_client.tune(engine_of(kind))
+    train(engine, kind, {}, 3)
+    found = []
+    for step, changes in enumerate(sizes, 3):
+        with _elements_of(names) as seen:
+            train(engine, kind, {step: changes}, step + 1, first=step)
+        found.append([count for count in seen if count > 1])
+    engine.destroy()
+    return found
+
+
+def test_gradients_travel_in_buckets_of_the_size_that_is_set(two_ranks: RankPool) -> None:
+    sizes = [{"bucket_bytes": 4 * ALL}, {"bucket_bytes": 4 * 700}, {"bucket_bytes": 4}, {}]
+    for found in two_ranks.run(_reduced, Kind(), sizes, ("all_reduce",)):
+        whole, parts, alone, default = found
+        assert whole == [ALL]
+        assert max(parts) <= 700
+        assert sum(parts) == ALL
+        assert (
+            len(alone) == 19
+        )  # A tensor each; one belongs to two ranks, and is sent in two parts.
+        assert max(default) <= 1500 < sum(default) == ALL
+        assert len(whole) < len(default) < len(parts) < len(alone)
+
+
+def test_what_stage_3_reduces_and_gathers(two_ranks: RankPool) -> None:
+    sizes = [{}, {"bucket_bytes": 4 * 600}, {"prefetch_bytes": 0}, {"prefetch_bytes": 4 * ALL}, {}]
+    kind = Kind(stage=3)
+    for found in two_ranks.run(_reduced, kind, sizes, ("reduce_scatter_tensor",)):
+        default, smaller, *others = found
+        assert max(smaller) < max(default)
+        assert len(smaller) > len(default)
+        assert others == [default] * 3
+    for found in two_ranks.run(_reduced, kind, sizes, ("all_gather_into_tensor",)):
+        default, smaller, none, most, again = found
+        assert default == smaller == again
+        assert len(most) < len(default) < len(none)
+
+
+def _too_much(stage: int, changes: dict[str, Any]) -> str:
+    engine = bagua_client.tune(engine_of(Kind(stage)))
+    before = tunable_of(engine).buckets.read()
+    agreed = engine.reconfigure(replace(tunable_of(engine).default, **changes))
+    assert not agreed
+    assert tunable_of(engine).buckets.read() == before
+    try:
+        tunable_of(engine).plan(replace(tunable_of(engine).default, **changes))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "said"),
+    [
+        (3, {"bucket_bytes": 4 * ALL}, "stage 3 keeps the buffer"),
+        (2, {"prefetch_bytes": 400}, "only ZeRO's stage 3 gathers"),
+        (1, {"channels": 2}, "zero models do not have the knob channels"),
+    ],
+)
+def test_what_an_engine_cannot_have(
+    two_ranks: RankPool, stage: int, changes: dict[str, Any], said: str
+) -> None:
+    for found in two_ranks.run(_too_much, stage, changes):
+        assert said in found
