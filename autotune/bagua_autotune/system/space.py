@@ -110,9 +110,12 @@ class SearchSpace:
     def _effective(self, levels: Sequence[Value]) -> dict[str, Value]:
         """The values of a combination, without those that have no effect."""
         values: dict[str, Value] = {}
+        idle: set[str] = set()
         for setting, level in zip(self.settings, levels, strict=True):
-            is_idle = setting.condition is not None and not setting.condition.is_met(values)
-            values[setting.name] = setting.idle_level if is_idle else level
+            condition = setting.condition
+            if condition and (condition.name in idle or not condition.is_met(values)):
+                idle.add(setting.name)
+            values[setting.name] = setting.idle_level if setting.name in idle else level
         return values
 
     def _candidate(self, values: Mapping[str, Value]) -> Configuration:

@@ -132,8 +132,7 @@ def searched(settings: Mapping[str, Setting], only: Collection[str] = ()) -> lis
             if other.name in varied:
                 add(other.name, (*through, name))
             if other.name not in found:
-                level = other.idle_level if other.name in varied else other.own_level
-                if not condition.is_met({other.name: level}):
+                if other.name in varied or not condition.is_met({other.name: other.own_level}):
                     return
                 setting = replace(setting, condition=None)
         found[name] = setting

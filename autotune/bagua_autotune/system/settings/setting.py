@@ -19,7 +19,8 @@ SWITCH_VALUES = (OFF, ON)
 
 @dataclass(frozen=True)
 class Condition:
-    """A setting has an effect only where another, of this name, has one of these values."""
+    """A setting has an effect only where another, of this name, has one of these values, and an
+    effect itself."""
 
     name: str
     values: tuple[str, ...]
