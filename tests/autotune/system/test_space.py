@@ -47,7 +47,9 @@ def settings(draw: st.DrawFn) -> list[Setting]:
         name = f"--{'abcdef'[number]}"
         is_switch = draw(st.booleans())
         place: Place = Switch(name) if is_switch else Argument(name)
-        values = SWITCH_VALUES if is_switch else draw(st.sampled_from([("1", "2"), ("x", "1", "4")]))
+        values = (
+            SWITCH_VALUES if is_switch else draw(st.sampled_from([("1", "2"), ("x", "1", "4")]))
+        )
         own = draw(st.sampled_from(values if is_switch else [None, *values, "8"]))
         condition = None
         if found and draw(st.booleans()):

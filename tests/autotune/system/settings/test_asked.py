@@ -103,9 +103,10 @@ def test_a_preset_of_deepspeed_is_for_its_stage(ds: Path, stage: str) -> None:
 @pytest.mark.parametrize("option", ["--deepspeed_config=", "--deepspeed ", "--ds-config "])
 def test_the_file_of_deepspeed_is_found_in_the_command(ds: Path, option: str) -> None:
     command = ("torchrun", "train.py", *f"{option}ds.json".split())
-    assert "ds.json:zero_optimization.overlap_comm" in ask(
-        command, presets=["deepspeed-zero2"]
-    ).settings
+    assert (
+        "ds.json:zero_optimization.overlap_comm"
+        in ask(command, presets=["deepspeed-zero2"]).settings
+    )
 
 
 def test_a_preset_without_its_file_says_how_to_name_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +89,7 @@ def test_a_range_has_both_ends_and_few_values_in_order(low: int, width: int, log
     assert values == sorted(set(values))
     assert 2 <= len(values) <= MOST_VALUES
     if log and high >= 4 * low:
-        ratios = [after / before for before, after in zip(values, values[1:], strict=False)]
+        ratios = [after / before for before, after in pairwise(values)]
         # Equal steps but for the last, which is neither tiny nor as large as two.
         assert len(set(ratios[:-1])) == 1
         assert 1.4 < ratios[-1] < ratios[0] * 1.5 + 1e-9
@@ -97,8 +99,7 @@ def test_a_range_has_both_ends_and_few_values_in_order(low: int, width: int, log
 def test_any_text_is_values_or_an_error_in_words(text: str) -> None:
     try:
         values = values_of(text)
-    except ValueError as error:
-        assert str(error)
+    except ValueError:
         return
     assert values == tuple(dict.fromkeys(values))
     assert all(plain(value) == value for value in values)

@@ -60,7 +60,7 @@ def test_a_switch_is_given_or_not() -> None:
 
 @pytest.mark.parametrize("command", [("job", "--fast"), ("job", "--fast", "--other", "1")])
 def test_an_argument_without_a_value_is_told_to_be_a_switch(command: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="--fast has no value in the command; .* --arg --fast"):
+    with pytest.raises(ValueError, match=r"--fast has no value in the command; .* --arg --fast"):
         Argument("--fast").own(command, {})
     assert Argument("--number").own(("job", "--number", "-1"), {}) == "-1"
 

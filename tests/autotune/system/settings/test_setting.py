@@ -34,9 +34,9 @@ def test_nothing_of_0_is_near_1() -> None:
 def test_too_many_or_too_long_values_are_refused() -> None:
     sixteen = tuple(map(str, range(1, 17)))
     assert len(Setting(PLACE, sixteen, own="1").levels) == 16
-    with pytest.raises(ValueError, match="A: .*at most 16 values"):
+    with pytest.raises(ValueError, match=r"A: .*at most 16 values"):
         Setting(PLACE, sixteen)
-    with pytest.raises(ValueError, match="A: .*at most 16 values, each short"):
+    with pytest.raises(ValueError, match=r"A: .*at most 16 values, each short"):
         Setting(PLACE, ("x" * 65,))
 
 
