@@ -37,6 +37,7 @@ from benchmarks.support.harness import print_table
 SCRIPT = Path(__file__).parent / "support" / "jobs" / "megatron_like.py"
 # All but the largest --kept-layers fit: it takes 48 GiB, and the next one 36.
 LIMIT_GIB = 44
+OWN = ("--ddp-bucket-size", "40000000", "--kept-layers", "0")
 SETTINGS = Options(
     arguments=(
         "--overlap-grad-reduce",
@@ -112,7 +113,7 @@ class Bench:
     def __init__(
         self, script: Sequence[str], steps: int, seed: int, only: Sequence[str] = ()
     ) -> None:
-        job_command = command(["--ddp-bucket-size", "40000000", *script])
+        job_command = command([*OWN, *script])
         asked = asked_settings(SETTINGS, job_command, {})
         places = {name: setting.place for name, setting in asked.settings.items()}
         self.space = SearchSpace(searched(asked.settings, only), seed)
@@ -182,15 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=5, help="turns at the end")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one whole round each")
     parser.add_argument("--only", nargs="*", default=[], help="vary only these settings")
-    parser.add_argument("--script", nargs="*", default=[], help="further arguments of the job")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args(arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results = [
-        Bench(given.script, given.steps, seed, given.only).result(given.pairs)
-        for seed in given.seeds
-    ]
+    results = [Bench((), given.steps, seed, given.only).result(given.pairs) for seed in given.seeds]
     if given.json:
         given.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     tell(results)

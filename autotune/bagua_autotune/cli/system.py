@@ -89,7 +89,7 @@ INTERRUPTED = 130
               help="Try this network interface, alone and with others; may be repeated."
               )  # fmt: skip
 @click.option(
-    "--only", multiple=True, metavar="NAME", help="Search only this variable; may be repeated."
+    "--only", multiple=True, metavar="NAME", help="Search only this setting; may be repeated."
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the search's random choices."
@@ -103,10 +103,10 @@ def system(**given: Any) -> None:
     """Find settings with which COMMAND trains faster.
 
     It runs COMMAND several times for a few steps, each time with other settings, and measures the
-    step time. Settings are variables, arguments of COMMAND, and keys of files that it names; if
-    none is named, variables of NCCL or gloo. The result is printed as lines for a shell: eval
-    "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest variables. All else, as
-    the progress, goes to standard error.
+    step time. Settings are variables, those of NCCL or gloo unless a preset is named, arguments of
+    COMMAND, and keys of files that it names. The result is printed as lines for a shell: eval
+    "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest variables. All else goes
+    to standard error: the progress, and the command with the fastest arguments.
     """
     request = Request(**given)
     asked = request.asked()

@@ -16,7 +16,7 @@ from bagua_autotune.system.runs import Run, costs_of
 from bagua_autotune.system.search import BaselineFailure, SystemSearch, Verdict
 from bagua_autotune.system.settings.asked import Asked, searched
 from bagua_autotune.system.settings.setting import Setting
-from bagua_autotune.system.settings.variables import BACKENDS, find_variables
+from bagua_autotune.system.settings.variables import BACKENDS, INTERFACES, find_variables
 from bagua_autotune.system.space import SearchSpace
 
 AUTO = "auto"
@@ -50,7 +50,7 @@ class Session:
         job: runs the command.
         measure: which the job uses.
         asked: what the user named.
-        has_preset: then no variables are searched that the user did not name.
+        has_preset: the user did, so variables that are searched else are not.
         say: is called with each line for the user.
 
     Attributes:
@@ -110,10 +110,10 @@ class Session:
         """Raises ValueError if there are none."""
         limits = self._limits
         backend = _backend(limits.backend, str(facts.get("backend", "")))
-        known: list[Setting] = []
-        if not self._has_preset:
-            has_client = bool(facts.get("has_client"))
-            known = find_variables(backend, has_client, os.environ, limits.interfaces, limits.only)
+        has_client = bool(facts.get("has_client"))
+        known = find_variables(backend, has_client, os.environ, limits.interfaces, limits.only)
+        if self._has_preset:
+            known = [setting for setting in known if setting.name == INTERFACES[backend]]
         settings = {setting.name: setting for setting in known} | self._asked.settings
         if not settings:
             raise ValueError(

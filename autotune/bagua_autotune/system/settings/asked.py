@@ -18,7 +18,7 @@ from bagua_autotune.system.settings.places import (
     Switch,
 )
 from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition, Setting
-from bagua_autotune.system.settings.variables import ASSUMED
+from bagua_autotune.system.settings.variables import ASSUMED, TAKES_MEMORY
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def asked_settings(
 
     def add(place: Place, values: tuple[str, ...]) -> None:
         own = place.own(command, environment)
-        new = Setting(place, values, own, ASSUMED.get(place.name))
+        takes_memory = place.name in TAKES_MEMORY
+        new = Setting(place, values, own, ASSUMED.get(place.name), takes_memory)
         known = asked.settings.get(place.name, new)
         asked.settings[place.name] = replace(known, place=place, values=values)
 

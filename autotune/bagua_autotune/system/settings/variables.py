@@ -50,7 +50,7 @@ def find_variables(
         has_channels: whether our client sends its buckets.
         environment: the user's.
         interfaces: network interfaces that the user named.
-        only: names of settings that the user named; the channels are among them if it says so.
+        only: names that the user named; our client's channels may be one, whatever the job uses.
     """
     values: dict[str, Sequence[str]] = {}
     if backend == "nccl":
