@@ -182,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=30, help="steps measured in each run")
     parser.add_argument("--pairs", type=int, default=5, help="turns at the end")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one whole round each")
-    parser.add_argument("--only", nargs="*", default=[], help="vary only these settings")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="=NAME", help="vary only this setting"
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args(arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

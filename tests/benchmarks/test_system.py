@@ -56,7 +56,7 @@ def test_a_round_ends_with_a_table_and_the_figures(
 ) -> None:
     path = tmp_path / "system.json"
     system.main(
-        ["--only", "--overlap-grad-reduce", "--steps", "5", "--pairs", "1", "--json", str(path)]
+        ["--only=--overlap-grad-reduce", "--steps", "5", "--pairs", "1", "--json", str(path)]
     )
     [result] = json.loads(path.read_text())
     assert result["combinations"] == 2

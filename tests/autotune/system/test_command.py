@@ -131,6 +131,7 @@ def test_a_job_without_steps_is_told_of_metric(folder: Path) -> None:
         (["--set", "A=1..99,4"], "a range stands alone"),
         (["--preset", "deepspeed-zero2"], "--deepspeed_config FILE, --deepspeed FILE"),
         (["--set", "A=1,2", "--only-with", "A", "B=1"], "--only-with B: that is not varied"),
+        (["--arg", "--a", "--arg", "--b", "--only-with", "--a", "--b=yes"], "values are off, on"),
     ],
 )
 def test_bad_options_are_refused_in_words(folder: Path, options: list[str], message: str) -> None:

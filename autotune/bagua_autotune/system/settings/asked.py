@@ -17,7 +17,7 @@ from bagua_autotune.system.settings.places import (
     Place,
     Switch,
 )
-from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition, Setting
+from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition, Setting, level_of
 from bagua_autotune.system.settings.variables import ASSUMED, TAKES_MEMORY
 
 
@@ -102,8 +102,13 @@ def _mark(settings: dict[str, Setting], options: Options) -> None:
         setting = _named(name, settings, "--only-with")
         if not other:
             raise ValueError(f"--only-with {name} {text}: {text!r} is not OTHER=V1,V2,...")
-        _named(other, settings, "--only-with")
-        settings[name] = replace(setting, condition=Condition(other, values_of(values)))
+        levels = _named(other, settings, "--only-with").levels
+        condition = Condition(other, values_of(values))
+        for value in condition.values:
+            if level_of(value) not in levels:
+                known = ", ".join(map(str, levels))
+                raise ValueError(f"--only-with {other}={value}: its values are {known}")
+        settings[name] = replace(setting, condition=condition)
 
 
 def searched(settings: Mapping[str, Setting], only: Collection[str] = ()) -> list[Setting]:

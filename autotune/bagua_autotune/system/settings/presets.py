@@ -106,6 +106,8 @@ def _deepspeed(stage: str, *entries: Entry) -> Preset:
     )
 
 
+# A user reports that what is learned depends on it, which the documents do not say:
+# https://github.com/deepspeedai/DeepSpeed/issues/6351
 REDUCE_ELEMENTS = _zero(
     "reduce_bucket_size", "5000000 20000000 50000000 100000000 200000000 500000000 1000000000",
     "500000000", ZERO_DOCS, takes_memory=True,
@@ -158,6 +160,7 @@ MEGATRON_ENTRIES = (
 FSDP_ENTRIES = (
     Entry("fsdp_config.fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP"),
           ACCELERATE_FSDP, "YAML", "FULL_SHARD", takes_memory=True),
+    # The key that `accelerate config` writes.
     Entry("fsdp_config.fsdp_backward_prefetch", ("NO_PREFETCH", "BACKWARD_POST", "BACKWARD_PRE"),
           f"{ACCELERATE}/concept_guides/fsdp_and_deepspeed", "YAML", takes_memory=True),
     # Only for models that run their modules in the same order in every step.
@@ -170,7 +173,12 @@ PRESETS = {
     "deepspeed-zero2": _deepspeed("2", *STAGES_1_AND_2),
     "deepspeed-zero3": _deepspeed("3", *STAGE_3),
     "megatron": Preset(
-        MEGATRON_ENTRIES, (Need("switch", "--use-distributed-optimizer", ("on",)),)
+        MEGATRON_ENTRIES,
+        (
+            Need("switch", "--use-distributed-optimizer", ("on",)),
+            # One of it and the size of buckets only (MEGATRON_FIELDS).
+            Need("argument", "--ddp-num-buckets", (NOT_SET,)),
+        ),
     ),
     # FSDP2 has none of these (FSDP_VERSIONS); this project tunes it while the job runs.
     "fsdp": Preset(

@@ -156,6 +156,8 @@ def test_megatrons_settings_depend_on_the_overlap() -> None:
     ]
     with pytest.raises(ValueError, match="whose --use-distributed-optimizer is on; here it is off"):
         ask(("torchrun", "pretrain_gpt.py"), presets=["megatron"])
+    with pytest.raises(ValueError, match="whose --ddp-num-buckets is not set; here it is 4"):
+        ask((*MEGATRON, "--ddp-num-buckets", "4"), presets=["megatron"])
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
