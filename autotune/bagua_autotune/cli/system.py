@@ -1,4 +1,4 @@
-"""``bagua-autotune system``: settings that a process reads only when it starts."""
+"""``bagua-autotune system``: settings that a job reads only when it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.report import (
     best_so_far,
-    describe_run,
     document,
     export_lines,
+    other_lines,
     summary,
 )
-from bagua_autotune.system.runs import Outcome, Run, costs_of
+from bagua_autotune.system.runs import Outcome
 from bagua_autotune.system.search import FEWEST_RUNS, BaselineFailure, SystemSearch, Verdict
-from bagua_autotune.system.space import SearchSpace
-from bagua_autotune.system.variables import BACKENDS, Variable, find_variables
+from bagua_autotune.system.session import AUTO, Limits, Session
+from bagua_autotune.system.settings.asked import Asked, Options, asked_settings
+from bagua_autotune.system.settings.from_preset import ALLOWANCES
+from bagua_autotune.system.settings.places import Start
+from bagua_autotune.system.settings.presets import PRESETS
+from bagua_autotune.system.settings.variables import BACKENDS
 
 DEFAULT_STEPS = 30
 INTERRUPTED = 130
@@ -57,130 +62,133 @@ INTERRUPTED = 130
               help="A run that takes longer counts as failed.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(FEWEST_RUNS), default=25, show_default=True,
               help="Most runs in all.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["auto", *BACKENDS]), default="auto",
+@click.option("--backend", type=click.Choice([AUTO, *BACKENDS]), default=AUTO,
               show_default=True, help="The backend whose variables are searched.")  # fmt: skip
-@click.option("--set", "chosen", multiple=True, metavar="NAME=V1,V2,...",
-              help="Search these values of this variable, too; may be repeated.")  # fmt: skip
+@click.option("--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)),
+              help="Search the settings of this program; may be repeated.")  # fmt: skip
+@click.option("--allow", "allowed", multiple=True, type=click.Choice(ALLOWANCES),
+              help="Let a preset change the numbers that are computed, or take more memory; may "
+              "be repeated.")  # fmt: skip
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUES",
+              help="Search these values of this variable: V1,V2,... or LOW..HIGH or LOW..HIGH:log; "
+              "may be repeated, as the next three.")  # fmt: skip
+@click.option("--arg", "arguments", multiple=True, metavar="--NAME[=VALUES]",
+              help="Search these values of this argument of COMMAND; without values it is given "
+              "or not given.")  # fmt: skip
+@click.option("--json", "json_keys", multiple=True, metavar="FILE:KEY.KEY=VALUES",
+              help="Search these values of a key of this file, which COMMAND names; each run gets "
+              "a copy.")  # fmt: skip
+@click.option("--yaml", "yaml_keys", multiple=True, metavar="FILE:KEY.KEY=VALUES",
+              help="The same for a YAML file.")  # fmt: skip
+@click.option("--only-with", nargs=2, multiple=True, metavar="NAME OTHER=VALUES",
+              help="NAME has an effect only where OTHER has one of these values; may be repeated."
+              )  # fmt: skip
+@click.option("--takes-memory", multiple=True, metavar="NAME",
+              help="Larger values of NAME take more memory; may be repeated.")  # fmt: skip
 @click.option("--interface", "interfaces", multiple=True, metavar="NAME",
               help="Try this network interface, alone and with others; may be repeated."
               )  # fmt: skip
 @click.option(
-    "--only", multiple=True, metavar="NAME", help="Search only this variable; may be repeated."
+    "--only", multiple=True, metavar="NAME", help="Search only this setting; may be repeated."
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the search's random choices."
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False),
-              metavar="FILE", help="Write all runs to this file.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Write the changed files of the result into this folder.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False),
+              metavar="FILE", help="Write all runs to this file, as JSON.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def system(
-    metric: str | None,
-    higher_is_better: bool,
-    last: bool,
-    steps: int | None,
-    timeout: float,
-    runs: int,
-    backend: str,
-    chosen: Sequence[str],
-    interfaces: Sequence[str],
-    only: Sequence[str],
-    seed: int,
-    json_path: Path | None,
-    command: Sequence[str],
-) -> None:
-    """Find environment variables with which COMMAND trains faster.
+def system(**given: Any) -> None:
+    """Find settings with which COMMAND trains faster.
 
-    It runs COMMAND several times for a few steps, each time with other settings of NCCL or gloo,
-    and measures the step time. The result is printed as lines for a shell: eval "$(bagua-autotune
-    system -- torchrun ... train.py)" sets the fastest settings. Progress goes to standard error.
+    It runs COMMAND several times for a few steps, each time with other settings, and measures the
+    step time. Settings are variables, those of NCCL or gloo unless a preset is named, arguments of
+    COMMAND, and keys of files that it names. The result is printed as lines for a shell: eval
+    "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest variables. All else goes
+    to standard error: the progress, and the command with the fastest arguments.
     """
-    given = dict(map(_assignment, chosen))
-    measure = _measure(metric, higher_is_better, last, steps)
-    search: SystemSearch | None = None
+    request = Request(**given)
+    asked = request.asked()
+    for phrase in asked.left_out:
+        say_beside(f"left out: {phrase}")
+    places = {name: setting.place for name, setting in asked.settings.items()}
     verdict: Verdict | None = None
+    start: Start | None = None
     with stopping() as signals:
-        job = Job(command, measure, lambda: bool(signals))
+        measure = request.measure()
+        job = Job(request.command, measure, lambda: bool(signals), places)
+        session = Session(job, measure, asked, bool(request.presets), request.limits, say_beside)
         try:
-            first = job({}, timeout)
-            say_beside(describe_run(1, runs, {}, first, [], measure))
-            if first.cost is None:
-                raise BaselineFailure(first)
-            variables = _variables(measure.facts, backend, given, interfaces, only)
-            space = SearchSpace(variables, seed)
-            own = Run(1, "baseline", space.own, first)
-
-            def on_run(run: Run) -> None:
-                assert search is not None
-                own_costs = costs_of(search.runs, space.own)
-                environment = space.environment(run.configuration)
-                say_beside(
-                    describe_run(run.number, runs, environment, run.outcome, own_costs, measure)
-                )
-
-            search = SystemSearch(space, job, runs, timeout, seed, on_run, (own,))
-            say_beside("searched: " + ", ".join(variable.name for variable in space.variables))
-            verdict = search.find()
+            verdict = session.run()
+            start = job.start(session.changes(verdict.configuration), request.keep)
         except BaselineFailure as failure:
             raise click.ClickException(_explain(failure.outcome)) from failure
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         except Interrupted:
-            _tell_best(search)
+            _tell_best(session.search, job)
         finally:
-            if json_path and search:
-                text = json.dumps(document(search, verdict, command), indent=2)
-                json_path.write_text(text + "\n")
-    if search is None or verdict is None:
+            if request.output and session.search:
+                runs = document(session.search, request.command, verdict, start)
+                request.output.write_text(json.dumps(runs, indent=2) + "\n")
+    if session.search is None or verdict is None or start is None:
         sys.exit(INTERRUPTED)
-    say_beside(summary(search, verdict))
-    for line in export_lines(search.space.environment(verdict.configuration)):
-        click.echo(line)
+    _tell(session.search, verdict, start)
 
 
-def _variables(
-    facts: Mapping[str, Any],
-    asked: str,
-    given: dict[str, list[str]],
-    interfaces: Sequence[str],
-    only: Sequence[str],
-) -> list[Variable]:
-    """The variables to search. Raises ValueError if there are none."""
-    backend = _backend(asked, str(facts.get("backend", "")))
-    has_client = bool(facts.get("has_client"))
-    found = find_variables(backend, has_client, os.environ, given, interfaces, only)
-    if not found:
-        raise ValueError(
-            f"nothing to search: {backend} has no variable to tune, and the job does not use "
-            "bagua_client, whose channels could be searched; name variables with --set"
-        )
-    return found
+@dataclass(frozen=True)
+class Request:
+    """The options and the command, by the names that they have above."""
 
+    command: tuple[str, ...]
+    metric: str | None
+    higher_is_better: bool
+    last: bool
+    steps: int | None
+    timeout: float
+    runs: int
+    backend: str
+    presets: Sequence[str]
+    allowed: Sequence[str]
+    variables: Sequence[str]
+    arguments: Sequence[str]
+    json_keys: Sequence[str]
+    yaml_keys: Sequence[str]
+    only_with: Sequence[tuple[str, str]]
+    takes_memory: Sequence[str]
+    interfaces: Sequence[str]
+    only: Sequence[str]
+    seed: int
+    keep: Path | None
+    output: Path | None
 
-def _measure(metric: str | None, higher_is_better: bool, last: bool, steps: int | None) -> Measure:
-    if metric is None:
-        return StepTimes(steps or DEFAULT_STEPS)
-    try:
-        return Metric(re.compile(metric), higher_is_better, last, steps)
-    except (re.error, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--metric") from error
+    def measure(self) -> Measure:
+        """How the speed is found. Raises click.BadParameter."""
+        if self.metric is None:
+            return StepTimes(self.steps or DEFAULT_STEPS)
+        try:
+            pattern = re.compile(self.metric)
+            return Metric(pattern, self.higher_is_better, self.last, self.steps)
+        except (re.error, ValueError) as error:
+            raise click.BadParameter(str(error), param_hint="--metric") from error
 
+    def asked(self) -> Asked:
+        """What the user named. Raises click.UsageError before anything has run."""
+        options = Options(
+            self.variables, self.arguments, self.json_keys, self.yaml_keys, self.only_with,
+            self.takes_memory, self.presets, self.allowed,
+        )  # fmt: skip
+        try:
+            if self.keep:
+                self.keep.mkdir(parents=True, exist_ok=True)
+            return asked_settings(options, self.command, os.environ)
+        except (ValueError, OSError) as error:
+            raise click.UsageError(str(error)) from error
 
-def _assignment(text: str) -> tuple[str, list[str]]:
-    name, _, values = text.partition("=")
-    listed = [value.strip() for value in values.split(",") if value.strip()]
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not listed:
-        raise click.BadParameter(f"{text!r} is not NAME=V1,V2,...", param_hint="--set")
-    return name, listed
-
-
-def _backend(asked: str, found: str) -> str:
-    """The one asked for, or else the job's own, or else the usual one of this machine."""
-    if asked != "auto":
-        return asked
-    for backend in BACKENDS:
-        if backend in found:
-            return backend
-    return "nccl" if Path("/dev/nvidia0").exists() else "gloo"
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.backend, self.interfaces, self.only, self.runs, self.timeout, self.seed)
 
 
 def _explain(outcome: Outcome) -> str:
@@ -189,7 +197,16 @@ def _explain(outcome: Outcome) -> str:
     return f"the job fails with your own settings: {outcome.failure}{said}"
 
 
-def _tell_best(search: SystemSearch | None) -> None:
+def _tell(search: SystemSearch, verdict: Verdict, start: Start) -> None:
+    say_beside(summary(search, verdict))
+    changes = search.space.changes(verdict.configuration)
+    for line in other_lines(search.space, changes, start):
+        say_beside(line)
+    for line in export_lines(start):
+        click.echo(line)
+
+
+def _tell_best(search: SystemSearch | None, job: Job) -> None:
     """An interrupted search sets nothing: without a comparison in turns it may have been luck."""
     best = best_so_far(search) if search else None
     if search is None or best is None:
@@ -197,5 +214,7 @@ def _tell_best(search: SystemSearch | None) -> None:
         return
     configuration, speedup = best
     say_beside(f"interrupted; the best so far, {speedup:.2f}x, not yet compared in turns:")
-    for line in export_lines(search.space.environment(configuration)):
+    changes = search.space.changes(configuration)
+    start = job.start(changes, None)
+    for line in [*other_lines(search.space, changes, start), *export_lines(start)]:
         say_beside(line)

@@ -8,6 +8,7 @@ process with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration, Domain, LogInteger, Space, is_ordered
+from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.search.points import TIE, first_best
 
 Floats = NDArray[np.float64]
@@ -54,7 +55,7 @@ class AdditiveProcess:
     ) -> None:
         self._row_of = {candidate: row for row, candidate in enumerate(candidates)}
         rows = [self._row_of[s.configuration] for s in seen]
-        parts = np.array([_alike(d, knob, candidates, rows) for knob, d in knobs.items()])
+        parts = np.array([_alike(knob, candidates, rows) for knob in knobs])
         self._costs = np.array([s.cost for s in seen])
         self._noise = np.diag([s.standard_error**2 for s in seen])
         settings = self._fitted(parts[:, rows])
@@ -125,16 +126,16 @@ def _kernel(parts: Floats, amplitudes: Floats, together: float) -> Floats:
     return found
 
 
-def _alike(
-    domain: Domain, knob: str, candidates: Sequence[Configuration], rows: Sequence[int]
-) -> Floats:
+def _alike(knob: str, candidates: Sequence[Configuration], rows: Sequence[int]) -> Floats:
     """How similar the candidates' values of a knob are to those of some rows, from 0 to 1: shape
-    (candidates, rows)."""
-    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
-        exponents = np.log2([candidate.number(knob) for candidate in candidates])
-        span = float(np.ptp(exponents)) or 1.0
-        distances = (exponents[:, None] - exponents[rows][None, :]) / (span * LENGTH_SCALE)
-        found: Floats = np.exp(-0.5 * distances**2)
-        return found
-    same = [[candidate[knob] == candidates[row][knob] for row in rows] for candidate in candidates]
-    return np.array(same, float)
+    (candidates, rows). Numbers are similar by their ratio, words only to themselves."""
+    values = [candidate[knob] for candidate in candidates]
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    places = np.array([codes[value] for value in values])
+    equal: Floats = (places[:, None] == places[rows][None, :]).astype(float)
+    exponents = np.array([math.log2(v) if isinstance(v, int) and v > 0 else np.nan for v in values])
+    known = exponents[~np.isnan(exponents)]
+    span = (float(np.ptp(known)) if known.size else 0.0) or 1.0
+    distances = (exponents[:, None] - exponents[rows][None, :]) / (span * LENGTH_SCALE)
+    found: Floats = np.where(np.isnan(distances), equal, np.exp(-0.5 * distances**2))
+    return found

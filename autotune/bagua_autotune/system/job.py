@@ -15,12 +15,16 @@ from types import FrameType
 
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.measures import OUTPUT_FILE, Measure, output_lines
+from bagua_autotune.system.memory import kills_of_the_system, lack_of_memory
 from bagua_autotune.system.processes import adopting, ended_with_all_it_starts
 from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.settings.places import EnvironmentVariable, FileKey, Place, Start
 
 POLL_SECONDS = 0.05
 # After a rank's error torchrun prints a screenful about it.
 KEPT_LINES = 60
+# In the folder of a run: changed copies of the user's files.
+FILES = "files"
 
 
 class Interrupted(Exception):
@@ -34,17 +38,40 @@ class Job:
         command: with its arguments.
         measure: finds the speed.
         is_interrupted: asked all the time; once it is true, the run is ended with all processes.
+        places: by the name of a setting: where its value goes. A name that is not here is that of
+            an environment variable.
     """
 
     def __init__(
-        self, command: Sequence[str], measure: Measure, is_interrupted: Callable[[], bool]
+        self,
+        command: Sequence[str],
+        measure: Measure,
+        is_interrupted: Callable[[], bool],
+        places: Mapping[str, Place] | None = None,
     ) -> None:
-        self._command = list(command)
+        self._command = tuple(command)
         self._measure = measure
         self._is_interrupted = is_interrupted
+        self._places = places or {}
 
-    def __call__(self, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
-        """Run it once.
+    def start(self, changes: Mapping[str, str], folder: Path | None) -> Start:
+        """How it is started with other values of some settings.
+
+        Args:
+            changes: the values, by the names of the settings.
+            folder: changed files are written here; None: values in files are left out.
+        """
+        start = Start(self._command)
+        for name, text in changes.items():
+            place = self._places.get(name, EnvironmentVariable(name))
+            if folder is not None:
+                start = place.put(start, text, folder)
+            elif not isinstance(place, FileKey):
+                start = place.put(start, text, Path())
+        return start
+
+    def __call__(self, changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        """Run it once, with other values of some settings.
 
         Raises:
             Interrupted: by ``is_interrupted``.
@@ -55,23 +82,27 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="bagua-autotune-") as name:
             folder = Path(name)
             try:
-                outcome = self._run(folder, environment, timeout_seconds)
+                outcome = self._run(folder, changes, timeout_seconds)
             except OSError as error:
                 return Outcome(failure=f"cannot be started: {error.strerror}: {error.filename}")
         return replace(outcome, seconds=time.monotonic() - began)
 
-    def _run(self, folder: Path, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+    def _run(self, folder: Path, changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        files = folder / FILES
+        files.mkdir()
+        start = self.start(changes, files)
         variables = {
             **os.environ,
-            # Only the given variables may change anything; and output comes unbuffered.
+            # Only the given settings may change anything; and output comes unbuffered.
             "BAGUA_AUTOTUNE": "0",
             "PYTHONUNBUFFERED": "1",
             **self._measure.environment(folder),
-            **environment,
+            **start.environment,
         }
+        kills = kills_of_the_system()
         with adopting() as known, open(folder / OUTPUT_FILE, "wb") as output:
             process = subprocess.Popen(
-                self._command,
+                start.command,
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -82,7 +113,8 @@ class Job:
                 outcome = self._wait(process, folder, timeout_seconds)
                 # Before it is ended: its messages about that are of no interest.
                 lines = [line for line in output_lines(folder) if line.strip()]
-                return replace(outcome, last_lines=tuple(lines[-KEPT_LINES:]))
+                kills = kills_of_the_system() - kills
+                return _with_output(outcome, lines, kills)
 
     def _wait(
         self, process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float
@@ -104,6 +136,15 @@ class Job:
             if self._is_interrupted():
                 raise Interrupted
             time.sleep(POLL_SECONDS)
+
+
+def _with_output(outcome: Outcome, lines: Sequence[str], kills: int) -> Outcome:
+    """An outcome with what the output says of it; ``kills``: see ``lack_of_memory``."""
+    outcome = replace(outcome, last_lines=tuple(lines[-KEPT_LINES:]))
+    said = lack_of_memory(lines, outcome.exit_code, kills) if outcome.failure else ""
+    if said:
+        return replace(outcome, failure=f"ran out of memory: {said}", is_out_of_memory=True)
+    return outcome
 
 
 @contextmanager

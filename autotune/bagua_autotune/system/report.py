@@ -13,34 +13,59 @@ from bagua_autotune.model.text import describe_seconds, describe_speedup
 from bagua_autotune.system.measures import Measure
 from bagua_autotune.system.runs import Outcome, Run, costs_of
 from bagua_autotune.system.search import SystemSearch, Verdict
+from bagua_autotune.system.settings.places import FileKey, Start
+from bagua_autotune.system.space import SearchSpace
 
 OWN = "your settings"
 
 
-def export_lines(environment: Mapping[str, str]) -> list[str]:
+def export_lines(start: Start) -> list[str]:
     """Lines with which a shell sets the variables."""
-    return [f"export {name}={shlex.quote(text)}" for name, text in environment.items()]
+    return [f"export {name}={shlex.quote(text)}" for name, text in start.environment.items()]
+
+
+def other_lines(space: SearchSpace, changes: Mapping[str, str], start: Start) -> list[str]:
+    """Lines on what changes beside variables: keys of files, and the command to run.
+
+    Args:
+        space: of which the changes are.
+        start: with them; without those in files if it has no copies.
+    """
+    lines = [f"kept: {path}, in the place of {own}" for own, (path, _) in start.copies.items()]
+    if not lines:
+        in_files = {s.name for s in space.settings if isinstance(s.place, FileKey)}
+        lines = [f"in {name}={text}" for name, text in changes.items() if name in in_files]
+    is_other = any(name not in start.environment for name in changes)
+    return [*lines, f"run: {shlex.join(start.command)}"] if is_other else lines
+
+
+def describe_changes(changes: Mapping[str, str]) -> str:
+    """Other values of some settings in words."""
+    return " ".join(f"{name}={text}" for name, text in changes.items()) or OWN
 
 
 def describe_run(
-    number: int, most: int, environment: Mapping[str, str], outcome: Outcome,
+    number: int, most: int, changes: Mapping[str, str], outcome: Outcome,
     own_costs: Sequence[float], measure: Measure,
 ) -> str:  # fmt: skip
     """Return one line on a run. ``own_costs``: of the user's own settings so far."""
-    words = " ".join(f"{name}={text}" for name, text in environment.items()) or OWN
-    head = f"run {number:2} of at most {most}: {words}: "
+    head = f"run {number:2} of at most {most}: {describe_changes(changes)}: "
+    if outcome.is_out_of_memory:
+        return head + outcome.failure
     if outcome.score is None or outcome.cost is None:
         return f"{head}failed: {outcome.failure}"
-    speedup = math.exp(fmean(own_costs) - outcome.cost) if own_costs and environment else None
+    speedup = math.exp(fmean(own_costs) - outcome.cost) if own_costs and changes else None
     gain = "" if speedup is None else f", {describe_speedup(speedup)}"
     return head + measure.describe(outcome.score) + gain
 
 
 def summary(search: SystemSearch, verdict: Verdict) -> str:
     """The result in one line."""
-    failed = sum(run.cost is None for run in search.runs)
+    short = sum(run.outcome.is_out_of_memory for run in search.runs)
+    failed = sum(run.cost is None for run in search.runs) - short
     seconds = sum(run.outcome.seconds for run in search.runs)
-    effort = f"{len(search.runs)} runs, {failed} of them failed, {describe_seconds(seconds)}"
+    outcomes = f"{failed} of them failed" + (f", {short} ran out of memory" if short else "")
+    effort = f"{len(search.runs)} runs, {outcomes}, {describe_seconds(seconds)}"
     if verdict.configuration == search.space.own:
         return f"nothing faster than {OWN}; {effort}"
     gain = verdict.gain
@@ -62,14 +87,22 @@ def best_so_far(search: SystemSearch) -> tuple[Configuration, float] | None:
 
 
 def document(
-    search: SystemSearch, verdict: Verdict | None, command: Sequence[str]
+    search: SystemSearch, command: Sequence[str], verdict: Verdict | None, start: Start | None
 ) -> dict[str, Any]:
-    """Everything, for programs. ``verdict``: None if the search was interrupted."""
+    """Everything, for programs.
+
+    Args:
+        command: the user's.
+        verdict: None if the search was interrupted.
+        start: with the verdict's settings; None like ``verdict``.
+    """
     gain = verdict.gain if verdict else None
     return {
         "command": list(command),
         "is_finished": verdict is not None,
-        "environment": search.space.environment(verdict.configuration) if verdict else {},
+        "settings": search.space.changes(verdict.configuration) if verdict else {},
+        "environment": dict(start.environment) if start else {},
+        "tuned_command": list(start.command) if start else None,
         "speedup": gain and {"center": gain.center, "low": gain.low, "high": gain.high},
         "runs": [_entry(search, run) for run in search.runs],
     }
@@ -79,8 +112,9 @@ def _entry(search: SystemSearch, run: Run) -> dict[str, Any]:
     return {
         "number": run.number,
         "purpose": run.purpose,
-        "environment": search.space.environment(run.configuration),
+        "settings": search.space.changes(run.configuration),
         "score": run.outcome.score,
         "failure": run.outcome.failure or None,
+        "is_out_of_memory": run.outcome.is_out_of_memory,
         "seconds": run.outcome.seconds,
     }

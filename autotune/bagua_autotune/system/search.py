@@ -13,7 +13,8 @@ from bagua_autotune.model.statistics import Estimate, Interval, difference
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.points import first_best
 from bagua_autotune.system.additive import AdditiveProcess, Seen
-from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation, left_out
+from bagua_autotune.system.failures import Failures
+from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation
 from bagua_autotune.system.space import SearchSpace
 
 FEWEST_RUNS = 6
@@ -28,7 +29,7 @@ CLEAR_GAIN = 5.0
 # The search ends when the next run is expected to gain less than this part of a step.
 ENOUGH = 0.002
 GAIN_THAT_MATTERS = 0.01
-# The least gain for which a variable is changed.
+# The least gain for which a setting is changed.
 WORTH_CHANGING = 0.01
 # Settings slower than the user's own by more than this count as just so much slower: the rest says
 # nothing about the best.
@@ -40,7 +41,7 @@ PATIENCE = 3.0
 LEAST_PATIENCE_SECONDS = 20.0
 
 Runner = Callable[[Mapping[str, str], float], Outcome]
-"""Runs the job with some variables set, for at most so many seconds."""
+"""Runs the job with other values of some settings, by name, for at most so many seconds."""
 
 
 class BaselineFailure(Exception):
@@ -87,6 +88,7 @@ class SystemSearch:
         runs: tuple[Run, ...] = (),
     ) -> None:
         self.space = space
+        self._knobs, self._numbered = space.numbered()
         self.runs: list[Run] = list(runs)
         self._run = run
         self._most_runs = most_runs
@@ -129,7 +131,7 @@ class SystemSearch:
         process = self._process()
         return min(
             self._candidates(),
-            key=lambda c: process.mean(c) + WORTH_CHANGING * len(self.space.environment(c)),
+            key=lambda c: process.mean(c) + WORTH_CHANGING * len(self.space.changes(c)),
         )
 
     @property
@@ -158,12 +160,12 @@ class SystemSearch:
         candidates, seen = self._candidates(), self._seen()
         if len(candidates) == 1:
             return None
-        problem = Problem(self.space.knobs, candidates, self._seed)
-        searcher = make_searcher("bayesian", problem)
+        numbered = [self._numbered[candidate] for candidate in candidates]
+        searcher = make_searcher("bayesian", Problem(self._knobs, numbered, self._seed))
         for configuration, cost, error in seen:
-            searcher.tell(configuration, cost, error)
+            searcher.tell(self._numbered[configuration], cost, error)
         if len({s.configuration for s in seen}) < searcher.initial_trials:
-            return searcher.ask()
+            return candidates[numbered.index(searcher.ask())]
         gains = self._process().gains()
         found = first_best(gains)
         return candidates[found] if gains[found] >= ENOUGH else None
@@ -173,12 +175,8 @@ class SystemSearch:
 
     def _candidates(self) -> list[Configuration]:
         own, *others = self.space.candidates
-        failed = banned(self.runs) - {self.space.own}
-        bad = left_out(self.runs)
-        return [
-            own,
-            *(c for c in others if c not in failed and not any(v <= c.items() for v in bad)),
-        ]
+        failures = Failures(self.runs, self.space.settings)
+        return [own, *(other for other in others if not failures.rules_out(other))]
 
     def _seen(self) -> list[Seen]:
         """The measured costs of settings that did not fail, with their errors."""
@@ -230,7 +228,7 @@ class SystemSearch:
         return run
 
     def _measure(self, purpose: str, configuration: Configuration) -> Run:
-        outcome = self._run(self.space.environment(configuration), self._patience)
+        outcome = self._run(self.space.changes(configuration), self._patience)
         run = Run(len(self.runs) + 1, purpose, configuration, outcome)
         self.runs.append(run)
         self._on_run(run)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 from bagua_autotune.system.runs import Outcome
-from bagua_autotune.system.variables import (
+from bagua_autotune.system.settings.variables import (
     BUFFER_BYTES,
     CHANNELS,
     MIB,

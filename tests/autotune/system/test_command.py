@@ -54,7 +54,7 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 def test_the_fastest_settings_come_out_as_lines_for_a_shell(folder: Path) -> None:
     written = folder.parent / "runs.json"
-    options = [*METRIC, *SEARCHED, "--timeout", "5", "--runs", "20", "--json", str(written)]
+    options = [*METRIC, *SEARCHED, "--timeout", "5", "--runs", "20", "--output", str(written)]
     code, out, err = run(folder, *options)
     assert code == 0, err
     assert out.splitlines() == ["export THREADS=4", "export BUFFERS=8"]
@@ -124,6 +124,14 @@ def test_a_job_without_steps_is_told_of_metric(folder: Path) -> None:
         (["--metric", "("], "Invalid value for --metric"),
         (["--set", "THREADS"], "'THREADS' is not NAME=V1,V2,..."),
         (["--runs", "5"], "5 is not in the range x>=6"),
+        (["--json", "runs.json"], "--output FILE writes all runs"),
+        (["--json", "ds.json:a=1,2"], "the command does not name ds.json"),
+        (["--arg", "x=1"], "'x=1' is not --NAME=V1,V2,... or --NAME"),
+        (["--set", "A=8..2"], "8 is not below 2"),
+        (["--set", "A=1..99,4"], "a range stands alone"),
+        (["--preset", "deepspeed-zero2"], "--deepspeed_config FILE, --deepspeed FILE"),
+        (["--set", "A=1,2", "--only-with", "A", "B=1"], "--only-with B: that is not varied"),
+        (["--arg", "--a", "--arg", "--b", "--only-with", "--a", "--b=yes"], "values are off, on"),
     ],
 )
 def test_bad_options_are_refused_in_words(folder: Path, options: list[str], message: str) -> None:

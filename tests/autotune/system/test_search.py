@@ -8,21 +8,24 @@ from collections.abc import Mapping
 import pytest
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.runs import Outcome, Run, left_out
+from bagua_autotune.system.failures import left_out
+from bagua_autotune.system.runs import Outcome, Run
 from bagua_autotune.system.search import BaselineFailure, SystemSearch
-from bagua_autotune.system.space import MOST_CONNECTIONS, SearchSpace
-from bagua_autotune.system.variables import (
+from bagua_autotune.system.settings.asked import searched
+from bagua_autotune.system.settings.places import EnvironmentVariable
+from bagua_autotune.system.settings.setting import Setting
+from bagua_autotune.system.settings.variables import (
     BUFFER_BYTES,
     CHANNELS,
     MIB,
     SOCKETS,
     THREADS,
-    Variable,
     find_variables,
 )
+from bagua_autotune.system.space import MOST_CONNECTIONS, SearchSpace
 from tests.autotune.system.planted import BEST_SPEED, PlantedJob, speed
 
-NCCL = SearchSpace(find_variables("nccl", False, {}, {}))
+NCCL = SearchSpace(find_variables("nccl", False, {}))
 
 
 def test_a_planted_optimum_is_found_within_25_runs() -> None:
@@ -34,7 +37,7 @@ def test_a_planted_optimum_is_found_within_25_runs() -> None:
         assert len(job.environments) == len(search.runs) <= 25
         assert verdict.gain is not None
         assert verdict.gain.low > 1
-        reached.append(speed(NCCL.environment(verdict.configuration)) / BEST_SPEED)
+        reached.append(speed(NCCL.changes(verdict.configuration)) / BEST_SPEED)
     # Not each time: runs differ by 5 %, and there are about 15 of them for 400 candidates.
     assert sum(part >= 0.98 for part in reached) >= 18
     assert min(reached) >= 0.94
@@ -54,7 +57,12 @@ def test_what_fails_is_not_told_and_not_run_again() -> None:
 
 def test_nothing_is_kept_that_is_not_faster() -> None:
     """Where no variable matters, what was luckiest is confirmed by nothing."""
-    space = SearchSpace([Variable("A", ("1", "2", "4")), Variable("B", ("x", "y"))])
+    space = SearchSpace(
+        [
+            Setting(EnvironmentVariable("A"), ("1", "2", "4")),
+            Setting(EnvironmentVariable("B"), ("x", "y")),
+        ]
+    )
 
     class Indifferent(PlantedJob):
         def __call__(self, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
@@ -137,10 +145,10 @@ def test_values_that_fail_together_only_are_left_out_together() -> None:
 
 
 def test_connections_are_counted_over_nccl_and_our_channels() -> None:
-    space = SearchSpace(find_variables("nccl", True, {}, {}))
+    space = SearchSpace(find_variables("nccl", True, {}))
     products = {
         int(e.get(THREADS, 1)) * int(e.get(SOCKETS, 1)) * int(e.get(CHANNELS, 1))
-        for e in map(space.environment, space.candidates)
+        for e in map(space.changes, space.candidates)
     }
     assert max(products) == MOST_CONNECTIONS
     assert {c.number("connections") for c in space.candidates} == products
@@ -148,9 +156,10 @@ def test_connections_are_counted_over_nccl_and_our_channels() -> None:
 
 def test_what_is_set_already_is_left_as_it_is() -> None:
     own = {THREADS: "4", BUFFER_BYTES: "auto"}
-    space = SearchSpace(find_variables("nccl", False, own, {}, only=[THREADS, BUFFER_BYTES]))
-    assert space.environment(space.own) == {}
-    given = [space.environment(candidate) for candidate in space.candidates]
+    known = {setting.name: setting for setting in find_variables("nccl", False, own)}
+    space = SearchSpace(searched(known, [THREADS, BUFFER_BYTES]))
+    assert space.changes(space.own) == {}
+    given = [space.changes(candidate) for candidate in space.candidates]
     assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
     # A word among numbers: its place among them is not known.
     assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
@@ -158,13 +167,13 @@ def test_what_is_set_already_is_left_as_it_is() -> None:
 
 def test_which_variables_there_are() -> None:
     def names(*args: bool | str, **more: object) -> list[str]:
-        return [v.name for v in find_variables(*args, {}, {}, **more)]  # type: ignore[arg-type]
+        return [v.name for v in find_variables(*args, {}, **more)]  # type: ignore[arg-type]
 
     assert names("gloo", False) == []
     assert names("gloo", True) == [CHANNELS]
+    assert names("gloo", False, only=[CHANNELS]) == [CHANNELS]
     assert names("gloo", False, interfaces=["eth0", "eth1"]) == ["GLOO_SOCKET_IFNAME"]
-    assert names("nccl", False, only=[THREADS]) == [THREADS]
-    with pytest.raises(ValueError, match="NCCL_ALGO is not searched here; searched are"):
-        names("nccl", False, only=["NCCL_ALGO"])
-    [algo] = find_variables("gloo", False, {}, {"NCCL_ALGO": ["Ring", "Tree"]})
-    assert algo == Variable("NCCL_ALGO", ("Ring", "Tree"))
+    known = {setting.name: setting for setting in find_variables("nccl", False, {})}
+    assert [setting.name for setting in searched(known, [THREADS])] == [THREADS]
+    with pytest.raises(ValueError, match="--only NCCL_ALGO: that is not varied; varied are"):
+        searched(known, ["NCCL_ALGO"])

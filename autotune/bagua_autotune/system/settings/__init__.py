@@ -1,0 +1,1 @@
+"""Settings of a job: where the value of each goes, which values are worth trying, and when."""
