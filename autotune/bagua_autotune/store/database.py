@@ -229,11 +229,12 @@ class Database:
             if text not in prepared:
                 prepared[text] = lent.dbapi_connection.prepare(text)
             found = prepared[text].run(**given)
-        else:
-            cursor = lent.dbapi_connection.cursor()
-            cursor.execute(text, given)
-            found = cursor.fetchall() if cursor.description else ()
-        return [statement.make_row(row) for row in found]
+            # The driver would keep these rows until the connection runs the statement again.
+            prepared[text]._context = None
+            return [statement.make_row(row) for row in found]
+        cursor = lent.dbapi_connection.cursor()
+        cursor.execute(text, given)
+        return [statement.make_row(row) for row in cursor.fetchall()] if cursor.description else []
 
     def _lend(self, work: Callable[[Any], Answer], is_again: bool = False) -> Answer:
         """Do the work on a connection, and once more if that was lost before."""

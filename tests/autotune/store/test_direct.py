@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from sqlalchemy import bindparam, create_engine, func, select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -105,6 +107,21 @@ def test_many_steps_of_a_report_are_stored_exactly(store: Store, job: str) -> No
     assert [found for _, found in store.observations(job, 0)] == steps
     assert [cost.cost for cost in store.step_costs(job, 0)] == costs
     assert [cost.complexity for cost in store.step_costs(job, 0)][-1] is None
+
+
+def test_no_connection_keeps_the_rows_that_it_was_asked_for_last(store: Store, job: str) -> None:
+    """Each has dozens of statements, whose rows may be all steps of a job."""
+    value = 0.123456789
+    steps = [Observation(step, (value,) * 4) for step in range(3)]
+    store.add_observations(job, 0, steps, at=2.0)
+    assert len(store.observations(job)) == 3
+    kept = [
+        row
+        for each in gc.get_objects()
+        if type(each) is list and each and isinstance(row := each[0], list | tuple)
+        if any(type(cell) is str and str(value) in cell for cell in row)
+    ]
+    assert kept == []
 
 
 def test_a_statement_within_a_view_sees_that_view(store: Store, job: str) -> None:
