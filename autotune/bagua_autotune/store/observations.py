@@ -78,8 +78,8 @@ OBSERVATIONS = Statement(
     .join(ObservationRow)
     .where(
         TrialRow.job_id == JOB_ID,
-        TrialRow.index.between(bindparam("first"), bindparam("last")),
-        tuple_(*PLACE) > tuple_(bindparam("after_trial"), bindparam("after_step")),
+        TrialRow.index <= bindparam("last"),
+        tuple_(*PLACE) > tuple_(bindparam("trial"), bindparam("step")),
     )
     .order_by(*PLACE)
     .limit(bindparam("most"))
@@ -260,17 +260,10 @@ class Observations:
     ) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
         after this trial and step."""
-        trial, step = after or (-1, -1)
-        first, last = (0, ALL) if index is None else (index, index)
-        found = self.database.ask(
-            OBSERVATIONS,
-            job_id=job_id,
-            first=first,
-            last=last,
-            after_trial=trial,
-            after_step=step,
-            most=ALL if limit is None else limit,
-        )
+        trial, step = after or (index or 0, -1)
+        last, most = ALL if index is None else index, ALL if limit is None else limit
+        behind = {"trial": trial, "step": step}
+        found = self.database.ask(OBSERVATIONS, job_id=job_id, last=last, most=most, **behind)
         if not found:
             with self.database.reading() as session:
                 check_job(session, job_id)
