@@ -25,7 +25,7 @@ BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *T
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
 AGENT = {"service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
-INTEGRATIONS = {"agent", "reducer", "sharded", *AGENT}
+INTEGRATIONS = {"agent", "reducer", "sharded", "zero", *AGENT}
 STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
@@ -47,6 +47,7 @@ LAYERS = {
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
     "sharded": TUNABLE,
+    "zero": {"sharded", *TUNABLE},
     "measuring": {"profile", *TUNABLE},
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},
