@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,25 @@ import requests
 
 from tests.autotune.server import ServeProcess
 
+PORTS = 15_000, 30_000
+"""Below Linux's net.ipv4.ip_local_port_range."""
+
+
+def unused_port() -> int:
+    """Of those that the kernel gives nobody by itself: one that it gave might be another's as soon
+    as it is free."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
 
 class ServiceProcess:
     """``bagua-autotune serve`` on one port and one database, whatever happens to it."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = unused_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._database = folder / "service.db"
         self._process: ServeProcess | None = None
