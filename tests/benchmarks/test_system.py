@@ -51,6 +51,7 @@ def test_too_many_kept_layers_are_out_of_memory() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(600)
 def test_a_round_ends_with_a_table_and_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
