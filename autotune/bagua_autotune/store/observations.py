@@ -260,7 +260,7 @@ class Observations:
     ) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
         after this trial and step."""
-        trial, step = after or (index or 0, -1)
+        trial, step = max(after or (0, -1), (index or 0, -1))
         last, most = ALL if index is None else index, ALL if limit is None else limit
         behind = {"trial": trial, "step": step}
         found = self.database.ask(OBSERVATIONS, job_id=job_id, last=last, most=most, **behind)
