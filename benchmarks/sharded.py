@@ -51,6 +51,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int,
                         help="default: one for each GPU, 2 on the CPU; 1: over NVLink")  # fmt: skip
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
+    parser.add_argument("--copies", type=int, default=1,
+                        help="of the model (HSDP); as many as hosts: one on each")  # fmt: skip
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
     parser.add_argument("--overhead", action="store_true",
@@ -74,6 +76,8 @@ def arguments() -> argparse.Namespace:
     options.hosts = options.hosts or (len(options.gpus) if options.gpus else 2)
     if options.gpus and len(options.gpus) % options.hosts:
         parser.error(f"{len(options.gpus)} GPUs cannot be shared out to {options.hosts} hosts")
+    if options.copies > 1 and (len(options.gpus or ()) or options.hosts) % options.copies:
+        parser.error(f"the ranks cannot be shared out to {options.copies} copies")
     if options.profile and (not options.gpus or options.memory_tunings):
         parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
     if options.smoke:
@@ -92,6 +96,12 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
     ]
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
+    if _ranks_of_host(options) > 1 and options.hosts > 1 and options.copies == 1:
+        exact += [
+            _ours({"kept_units": keep, "channels": count, **across})
+            for across in ({"hierarchical": "shards"}, {"node_copy": "on"})
+            for keep, count in product((0, layers) if "hierarchical" in across else (0,), channels)
+        ]
     narrow = [
         _ours({"kept_units": keep, "channels": count, **_knob_of(name)})
         for name, keep, count in product(options.allow, (0, layers), channels)
@@ -115,12 +125,7 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     name = f"{model}-{network}"
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    workload = {
-        "workload": model,
-        "sharding": "fully_shard",
-        "samples": options.samples,
-        "device": "cuda" if options.gpus else "cpu",
-    }
+    workload = _workload(model, options)
     with _testbed(network, options) as testbed:
         if testbed.fallback:
             print(f"{name}: over loopback: {testbed.fallback}", flush=True)
@@ -139,8 +144,22 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
 
 
 def _testbed(network: str, options: argparse.Namespace) -> Testbed:
-    ranks = len(options.gpus or ()) // options.hosts or 1
+    ranks = _ranks_of_host(options)
     return Testbed(Network.parse(network), options.hosts, ranks, gpus=options.gpus or False)
+
+
+def _ranks_of_host(options: argparse.Namespace) -> int:
+    return len(options.gpus or ()) // options.hosts or 1
+
+
+def _workload(model: str, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "workload": model,
+        "sharding": "fully_shard",
+        "samples": options.samples,
+        "copies": options.copies,
+        "device": "cuda" if options.gpus else "cpu",
+    }
 
 
 def _stage(
@@ -178,12 +197,7 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
     name = f"{model}-{network}-memory"
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    workload = {
-        "workload": model,
-        "sharding": "fully_shard",
-        "samples": options.samples,
-        "device": "cuda" if options.gpus else "cpu",
-    }
+    workload = _workload(model, options)
     with _testbed(network, options) as testbed:
         token, database = secrets.token_urlsafe(16), folder / "autotune.db"
         database.unlink(missing_ok=True)

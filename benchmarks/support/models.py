@@ -221,6 +221,12 @@ class GPT2Medium(GPT2Small):
     WIDTH, LAYERS, HEADS = 1024, 24, 16
 
 
+class GPT2XL(GPT2Small):
+    """The same at the size of GPT-2 XL: 1.5 billion parameters."""
+
+    WIDTH, LAYERS, HEADS = 1600, 48, 25
+
+
 class GPT2Tiny(GPT2Small):
     """The same at a size that a processor computes, to see that every part of a benchmark works."""
 

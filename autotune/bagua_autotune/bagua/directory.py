@@ -97,8 +97,7 @@ class Directory:
         try:
             job = self._store.job(job_id)
         except UnknownJob:
-            name = stem(model_name)
-            return self._create(job_id, name, known.key, tensors, default_bucket_bytes)
+            return self._create(job_id, stem(model_name), known.key, tensors, default_bucket_bytes)
         if job.ended_at is None:
             return job
         self._store.resume_job(job_id, self._clock())

@@ -62,20 +62,17 @@ class Hyperparameters(_Message):
     is_hierarchical_reduce: bool = False
 
 
-class ReportMetrics(_Message):
-    """``speed``: any finite number, higher is better."""
-
-    model_name: ShortText
-    rank: Rank
-    train_iter: Iteration
-    hyperparameters: Hyperparameters
-    speed: float
-
-
 class AskHyperparameters(_Message):
     model_name: ShortText
     rank: Rank
     train_iter: Iteration
+
+
+class ReportMetrics(AskHyperparameters):
+    """``speed``: any finite number, higher is better."""
+
+    hyperparameters: Hyperparameters
+    speed: float
 
 
 class Span(_Message):

@@ -50,8 +50,7 @@ class Lives:
 
     def place_of(self, job_id: str) -> Place:
         """The job's place among the lives of its training."""
-        found = the_row(self.database.ask(PLACE, job_id=job_id), job_id)
-        previous, first, number = found
+        previous, first, number = the_row(self.database.ask(PLACE, job_id=job_id), job_id)
         return Place(None, job_id, 1) if first is None else Place(previous, first, number)
 
     def lives(self, job_id: str) -> list[tuple[str, int]]:
@@ -77,10 +76,8 @@ class Lives:
             False, with nothing changed, if one of the two has another neighbour already.
         """
         before = self.place_of(previous)
-        if before.first == job_id:
-            return False
         place = Place(previous, before.first, before.number + 1)
-        return self.enter(job_id, place)
+        return before.first != job_id and self.enter(job_id, place)
 
     def part(self, job_id: str) -> None:
         """Separate this job from the later job that was taken for its next life, if there
@@ -104,8 +101,7 @@ class Lives:
             with self.database.writing() as session:
                 # The later one first: whoever registers it may have locked it already.
                 locked_row(session, job_id)
-                row = LifeRow(job_id=job_id, **vars(place))
-                session.add(row)
+                session.add(LifeRow(job_id=job_id, **vars(place)))
                 session.flush()
                 later = update(LifeRow).where(LifeRow.first == job_id)
                 number = LifeRow.number + place.number - 1

@@ -83,11 +83,10 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
         dry_run: delete nothing, only list them.
     """
     before = time.time() - days * DAY_SECONDS
-    if dry_run:
-        return Pruned(dry_run=True, jobs=old_jobs(store, before))
-    jobs = prune(store, before)
-    shrink(store)
-    return Pruned(dry_run=False, jobs=jobs)
+    jobs = old_jobs(store, before) if dry_run else prune(store, before)
+    if not dry_run:
+        shrink(store)
+    return Pruned(dry_run=dry_run, jobs=jobs)
 
 
 def old_jobs(store: Store, before: float) -> list[DeletedJob]:

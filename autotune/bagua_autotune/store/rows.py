@@ -73,8 +73,8 @@ def the_row(found: Sequence[Any], job_id: str) -> Any:
     return found[0]
 
 
-def job_row(session: Session, job_id: str) -> JobRow:
-    row = session.get(JobRow, job_id)
+def job_row(session: Session, job_id: str, is_locked: bool = False) -> JobRow:
+    row = session.get(JobRow, job_id, with_for_update=is_locked)
     if row is None:
         raise UnknownJob(job_id)
     return row
@@ -94,9 +94,7 @@ def locked(database: Database, job_id: str) -> Iterator[tuple[Session, JobRow]]:
 
 
 def locked_row(session: Session, job_id: str) -> JobRow:
-    row = session.get(JobRow, job_id, with_for_update=True)
-    if row is None:
-        raise UnknownJob(job_id)
+    row = job_row(session, job_id, is_locked=True)
     row.revision += 1
     return row
 

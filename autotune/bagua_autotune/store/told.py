@@ -60,11 +60,15 @@ class Told:
                 session.add(EventRow(job_id=job_id, key=key, **vars(event)))
             return None
 
-    def events(self, job_id: str, newest: int | None = None) -> list[Event]:
-        """All events, or so many of the newest; oldest first."""
+    def events(
+        self, job_id: str, newest: int | None = None, kind: EventKind | None = None
+    ) -> list[Event]:
+        """All events, of this kind, or so many of the newest; oldest first."""
+        query = select(EventRow).where(EventRow.job_id == job_id)
+        if kind is not None:
+            query = query.where(EventRow.kind == kind)
         with self.database.reading() as session:
             check_job(session, job_id)
-            query = select(EventRow).where(EventRow.job_id == job_id)
             found = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
             return [_event(row) for row in reversed(found)]
 
@@ -84,13 +88,6 @@ class Told:
     def count_events(self, job_id: str, kind: EventKind) -> int:
         """How many events of this kind the ranks reported."""
         return int(self.database.ask(COUNT_EVENTS, job_id=job_id, kind=kind)[0][0])
-
-    def last_event(self, job_id: str, kind: EventKind) -> Event | None:
-        """The newest event of this kind."""
-        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
-        with self.database.reading() as session:
-            row = session.scalar(query.order_by(EventRow.id.desc()).limit(1))
-            return _event(row) if row else None
 
     def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
         """Store a profiled step of a trial.

@@ -102,5 +102,5 @@ def _running(job: Job, trials: Sequence[Trial], observed: Container[int]) -> int
 def _drifted_seconds(store: Store, job: Job) -> float | None:
     if job.finished_at is None:
         return None
-    drift = store.last_event(job.id, "drift")
-    return drift.seconds if drift and drift.at >= job.finished_at else None
+    newest = store.events(job.id, 1, "drift")
+    return newest[0].seconds if newest and newest[0].at >= job.finished_at else None

@@ -6,7 +6,8 @@ A workload is named in a job's specification:
 
 On the CPU a published model sleeps instead of computing, but its gradients are real. With
 ``"device": "cuda"`` it computes, at its full size. With ``"sharding": "fully_shard"`` it computes
-on either, and its parameters are spread over the ranks.
+on either, and its parameters are spread over the ranks; with ``"copies": 2`` each half of the ranks
+has a copy of the model (HSDP).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
     if spec.get("sharding"):
         from .sharded import SAMPLES, ShardedTraining
 
-        return ShardedTraining(name, device, spec.get("samples", SAMPLES))
+        return ShardedTraining(name, device, spec.get("samples", SAMPLES), spec.get("copies", 1))
     if device.type == "cuda":
         from .computing import ComputingTraining
 

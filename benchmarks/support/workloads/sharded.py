@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from benchmarks.support.models import GPT2Medium, GPT2Small, GPT2Tiny
+from benchmarks.support.models import GPT2XL, GPT2Medium, GPT2Small, GPT2Tiny
 
 MODELS: dict[str, type[GPT2Small]] = {
     "gpt2-tiny": GPT2Tiny,
     "gpt2-small": GPT2Small,
     "gpt2-medium": GPT2Medium,
+    "gpt2-xl": GPT2XL,
 }
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 SAMPLES = 4
@@ -25,20 +28,29 @@ class ShardedTraining:
 
     Args:
         samples: of each rank in a step; more of them leave less to gain.
+        copies: of the model, each spread over as many ranks that follow each other.
     """
 
-    def __init__(self, name: str, device: torch.device, samples: int = SAMPLES) -> None:
+    def __init__(
+        self, name: str, device: torch.device, samples: int = SAMPLES, copies: int = 1
+    ) -> None:
         if name not in MODELS:
             raise ValueError(f"no sharded workload {name}; there are {', '.join(MODELS)}")
         self._kind, self._device, self._samples = MODELS[name], device, samples
+        self._copies = copies
+        self._mesh: DeviceMesh | None = None
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
         with self._device:
             model = self._kind()
+        if self._copies > 1 and self._mesh is None:  # once, as it makes process groups
+            shape = self._copies, dist.get_world_size() // self._copies
+            names = "copies", "shards"
+            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
         for layer in model.body.layers:
-            fully_shard(layer, mp_policy=POLICY)
-        return fully_shard(model, mp_policy=POLICY)
+            fully_shard(layer, mp_policy=POLICY, mesh=self._mesh)
+        return fully_shard(model, mp_policy=POLICY, mesh=self._mesh)
 
     def stepper(self, wrapped: nn.Module) -> Callable[[], None]:
         inputs = self._kind.batch(self._samples, self._device)

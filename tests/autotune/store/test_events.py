@@ -34,9 +34,9 @@ def test_events_are_summed_up(store: Store, job: str) -> None:
     for event in told:
         store.add_event(job, event)
     assert store.switch_seconds(job) == {0: 0.25, 1: 1.5}
-    assert store.last_event(job, "drift") == told[1]
-    assert store.last_event(job, "switched") == told[4]
-    assert store.last_event(job, "ended") is None
+    assert store.events(job, 1, "drift") == [told[1]]
+    assert store.events(job, 1, "switched") == [told[4]]
+    assert store.events(job, kind="ended") == []
     assert store.events(job, newest=2) == told[-2:]
     assert store.events(job) == told
 
@@ -64,8 +64,7 @@ def test_events_are_bounded_and_figures_stay(store: Store, job: str) -> None:
         store.add_event(job, Event("drift", None, step, "", 1.0 * step, 2.0))
     store.add_event(job, Event("note", None, 0, "kept", at=2.0))
     assert store.switch_seconds(job) == {0: MOST_EVENTS}
-    last = store.last_event(job, "drift")
-    assert last is not None
+    (last,) = store.events(job, 1, "drift")
     assert last.step == MOST_EVENTS + 1
     assert store.count_events(job, "drift") == MOST_EVENTS
     assert len(store.events(job)) == 2 * MOST_EVENTS + 1
