@@ -222,7 +222,10 @@ def show(result: Mapping[str, Any]) -> bool:
     if "trainings" in result:
         return _show_numbers(result["trainings"])
     show_in_turns(result["run_off"], STOCK)
-    show_tuning(TUNED, result["tuning"])
+    # In elements, as DeepSpeed's file has them.
+    configuration = result["tuning"]["configuration"]
+    sizes = {key: configuration.get(knob, 0) // ELEMENT_BYTES for key, knob in KNOBS.items()}
+    show_tuning(TUNED, {**result["tuning"], "configuration": sizes})
     if "system" in result:
         found = result["system"]
         print(f"{SYSTEM}: {found['sizes']}: {found['runs']} runs, {found['seconds']:.0f} s")
