@@ -18,7 +18,7 @@ pytestmark = [needs_deepspeed, pytest.mark.timeout(900)]
 DEFAULTS = """
 import json
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-print(json.dumps(DeepSpeedZeroConfig(stage=3).model_dump(mode="json")))
+print(json.dumps(DeepSpeedZeroConfig(stage=3).model_dump(mode="json", by_alias=True)))
 """
 
 
