@@ -10,12 +10,9 @@ python benchmarks/sharded.py --memory-tunings 20 --gpus 0 0
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import secrets
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,19 +21,21 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 
 from benchmarks.support.cells import memory, occupancy
 from benchmarks.support.cells.conditions import conditions
-from benchmarks.support.cells.spread import ratio, spread
-from benchmarks.support.cells.stored import export_job, tail
-from benchmarks.support.harness import Comparison, print_table, write_json
+from benchmarks.support.cells.sharded_jobs import (
+    Jobs,
+    check_hosts,
+    run_cells,
+    show_in_turns,
+    show_tuning,
+    testbed_of,
+)
+from benchmarks.support.cells.stored import export_job
 from benchmarks.support.workloads.sharded import MODELS, SAMPLES
-from benchmarks.testbed import Network, Testbed
 
-JOBS = Path(__file__).parent / "support" / "jobs"
 STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
 TUNED, ALLOWED = "tuned", "tuned, fewer bits"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
-MOST_TUNING_STEPS = 300
 PROFILED_STEPS = 3
-JOB_TIMEOUT_SECONDS = 400.0
 MEMORY_TIMEOUT_SECONDS = 1500.0
 MOST_MEMORY_STEPS = 5000
 Arm = dict[str, Any]
@@ -73,9 +72,7 @@ def arguments() -> argparse.Namespace:
                         help="run a small model on the CPU; no figure counts")  # fmt: skip
     options = parser.parse_args()
     options.channels = options.channels or ([1, 2, 4, 8] if options.gpus else [1, 2])
-    options.hosts = options.hosts or (len(options.gpus) if options.gpus else 2)
-    if options.gpus and len(options.gpus) % options.hosts:
-        parser.error(f"{len(options.gpus)} GPUs cannot be shared out to {options.hosts} hosts")
+    check_hosts(parser, options)
     if options.copies > 1 and (len(options.gpus or ()) or options.hosts) % options.copies:
         parser.error(f"the ranks cannot be shared out to {options.copies} copies")
     if options.profile and (not options.gpus or options.memory_tunings):
@@ -96,7 +93,7 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
     ]
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
-    if _ranks_of_host(options) > 1 and options.hosts > 1 and options.copies == 1:
+    if len(options.gpus or ()) > options.hosts > 1 == options.copies:
         exact += [
             _ours({"kept_units": keep, "channels": count, **across})
             for across in ({"hierarchical": "shards"}, {"node_copy": "on"})
@@ -126,10 +123,8 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     workload = _workload(model, options)
-    with _testbed(network, options) as testbed:
-        if testbed.fallback:
-            print(f"{name}: over loopback: {testbed.fallback}", flush=True)
-        jobs = _Jobs(name, workload, folder, testbed)
+    with testbed_of(network, options) as testbed:
+        jobs = Jobs(name, workload, folder, testbed)
         tunings = {} if options.overhead or options.by_hand else {TUNED: jobs.tune()}
         if options.allow and not options.by_hand:
             tunings[ALLOWED] = jobs.tune(",".join(options.allow))
@@ -141,15 +136,6 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
             "tunings": tunings,
             **jobs.run("measure", "measure", stage),
         }
-
-
-def _testbed(network: str, options: argparse.Namespace) -> Testbed:
-    ranks = _ranks_of_host(options)
-    return Testbed(Network.parse(network), options.hosts, ranks, gpus=options.gpus or False)
-
-
-def _ranks_of_host(options: argparse.Namespace) -> int:
-    return len(options.gpus or ()) // options.hosts or 1
 
 
 def _workload(model: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -198,23 +184,18 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     workload = _workload(model, options)
-    with _testbed(network, options) as testbed:
-        token, database = secrets.token_urlsafe(16), folder / "autotune.db"
-        database.unlink(missing_ok=True)
-        variables = {
-            "BAGUA_AUTOTUNE_URL": testbed.serve(database, token, folder / "service.log"),
-            "BAGUA_AUTOTUNE_TOKEN": token,
-        }
+    with testbed_of(network, options) as testbed:
         asked = {
             "tunings": options.memory_tunings,
             "seed": options.seed,
             "most_steps": MOST_MEMORY_STEPS,
         }
-        jobs = _Jobs(name, workload, folder, testbed)
+        jobs = Jobs(name, workload, folder, testbed)
+        variables = jobs.served(folder)
         found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
         tunings = memory.judged(found)
         for each in tunings:
-            stored = export_job(database, each["job"], folder)
+            stored = export_job(folder / "autotune.db", each["job"], folder)
             states = [trial["state"] for trial in stored["trials"]]
             each["trials"] = {state: states.count(state) for state in sorted(set(states))}
         return {
@@ -240,119 +221,26 @@ def show_memory(result: Mapping[str, Any]) -> bool:
     return not overflows and not over and found == len(tunings)
 
 
-class _Jobs:
-    """The jobs of one cell, all on its testbed."""
-
-    def __init__(
-        self, name: str, workload: Mapping[str, Any], folder: Path, testbed: Testbed
-    ) -> None:
-        self._name, self._workload = name, workload
-        self._folder, self._testbed = folder, testbed
-
-    def tune(self, allow: str = "") -> dict[str, Any]:
-        """A live tuning, by a service of its own; with what that stored."""
-        token, folder = secrets.token_urlsafe(16), self._folder / (allow or "exact")
-        folder.mkdir(exist_ok=True)
-        database = folder / "autotune.db"
-        database.unlink(missing_ok=True)
-        variables = {
-            "BAGUA_AUTOTUNE": "1",
-            "BAGUA_AUTOTUNE_URL": self._testbed.serve(database, token, folder / "service.log"),
-            "BAGUA_AUTOTUNE_TOKEN": token,
-            "BAGUA_AUTOTUNE_JOB": self._name,
-            "BAGUA_AUTOTUNE_ALLOW": allow,
-        }
-        limits = {
-            "most_steps": MOST_TUNING_STEPS,
-            "after_steps": 5,
-            "tells_loss": bool(allow),
-        }
-        found = self.run("tune", f"tune-{allow or 'exact'}", limits, variables)
-        return {**found, "stored": export_job(database, self._name, folder)}
-
-    def run(
-        self,
-        program: str,
-        name: str,
-        specification: Mapping[str, Any],
-        variables: Mapping[str, str] | None = None,
-        timeout_seconds: float = JOB_TIMEOUT_SECONDS,
-    ) -> dict[str, Any]:
-        """One torchrun job over all hosts, and what its rank 0 wrote."""
-        began = time.monotonic()
-        reads, writes, log = (
-            self._folder / f"{name}{end}" for end in (".spec.json", ".json", ".log")
-        )
-        writes.unlink(missing_ok=True)
-        log.unlink(missing_ok=True)
-        reads.write_text(json.dumps({**self._workload, **specification}, indent=2))
-        script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
-        code = self._testbed.start(script, variables, log).wait(timeout_seconds)
-        if code or not writes.exists():
-            if log.exists() and memory.OUT_OF_MEMORY in log.read_text(errors="replace"):
-                print(f"{self._name}: {name} ran out of memory", file=sys.stderr, flush=True)
-            raise RuntimeError(f"{name} ended with exit code {code}; {log} ends:\n{tail(log)}")
-        print(f"{self._name}: {name}, {time.monotonic() - began:.0f} s", flush=True)
-        found: dict[str, Any] = json.loads(writes.read_text())
-        return found
-
-
-def show(result: Mapping[str, Any]) -> None:
+def show(result: Mapping[str, Any]) -> bool:
     """Print what was compared in the end, and what the tunings took."""
     cell, measured = result["cell"], result["run_off"]
     print(f"\n{cell['model']}, {cell['network']}, {cell['hosts']} hosts, {cell['device']}")
-    rows = []
-    for name, times in measured["arms"].items():
-        found = spread(times)
-        rows.append(
-            [
-                name,
-                f"{1e3 * found.seconds:.0f} ± {1e3 * found.deviation_seconds:.0f}",
-                _said(ratio(times, measured["arms"][STOCK])),
-                f"{measured['peak_bytes'][name] / 2**20:.0f}",
-            ]
-        )
-    print_table(["setting", "ms per step", "times as fast as fully_shard", "peak MiB"], rows)
+    show_in_turns(measured, STOCK)
     if "profile" in result:
         occupancy.show(result["profile"])
     for name, tuning in result["tunings"].items():
-        ended = "" if tuning["ended"] else "not ended after "
-        took = f"{ended}{tuning['tuning_steps']} steps, {tuning['tuning_seconds']:.0f} s"
-        trials = len(tuning["stored"]["trials"])
-        print(f"{name}: {tuning['configuration']}: {trials} trials, {took}")
-
-
-def _said(found: Comparison) -> str:
-    return f"{found.paired_ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+        show_tuning(name, tuning)
+    return True
 
 
 def main() -> None:
     options = arguments()
     for name in [name for name in os.environ if name.startswith("BAGUA_")]:
         del os.environ[name]
-    failures = _run_all(options)
-    if failures:
-        sys.exit(f"failed: {', '.join(failures)}")
-
-
-def _run_all(options: argparse.Namespace) -> Sequence[str]:
-    failures = []
-    for model, network in product(options.models, options.networks):
-        try:
-            if options.memory_tunings:
-                result = run_in_memory(model, network, options)
-                write_json(options.output / f"{model}-{network}-memory.json", result)
-                if not show_memory(result):
-                    failures.append(f"{model} {network}")
-                continue
-            result = run_cell(model, network, options)
-        except (RuntimeError, TimeoutError) as error:  # The other cells cost time, too.
-            print(f"{model}, {network}: {error}", file=sys.stderr, flush=True)
-            failures.append(f"{model} {network}")
-        else:
-            write_json(options.output / f"{model}-{network}.json", result)
-            show(result)
-    return failures
+    if options.memory_tunings:
+        run_cells(options, run_in_memory, show_memory, "-memory")
+    else:
+        run_cells(options, run_cell, show)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ SPEC is a JSON file: a workload (see ``benchmarks/support/workloads``) and
               {"name": "compute", "kind": "compute"}],
      "rounds": 3, "steps": 3, "warmup_steps": 1}
 
-With ``"sharding": "fully_shard"`` in the workload the kinds are ``sharded``, the model as torch has
-it (``"tune": true``: after a call of ``tune()``, without a tuning), and ``sharded, ours``, with
-what its configuration names and all else as the model's default.
+With ``"sharding"`` in the workload (``fully_shard``, ``zero``) the kinds are ``sharded``, the model
+as torch or DeepSpeed has it (``"tune": true``: after a call of ``tune()``, without a tuning), and
+``sharded, ours``, with what its configuration names and all else as the model's default.
 
 In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
 OUT: of each arm, by round, the seconds of its steps on the slowest rank. With

@@ -7,7 +7,8 @@ A workload is named in a job's specification:
 On the CPU a published model sleeps instead of computing, but its gradients are real. With
 ``"device": "cuda"`` it computes, at its full size. With ``"sharding": "fully_shard"`` it computes
 on either, and its parameters are spread over the ranks; with ``"copies": 2`` each half of the ranks
-has a copy of the model (HSDP).
+has a copy of the model (HSDP). With ``"sharding": "zero"`` DeepSpeed spreads them, or what else
+``"deepspeed"`` says, which holds what stands in DeepSpeed's file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
         ValueError: there is no such workload on the device.
     """
     name = spec["workload"]
+    if spec.get("sharding") == "zero":
+        from .zero import ZeroTraining
+
+        return ZeroTraining(name, device, spec["deepspeed"])
     if spec.get("sharding"):
         from .sharded import SAMPLES, ShardedTraining
 

@@ -21,4 +21,9 @@ class Training(Protocol):
 
 def gradient_sizes(model: nn.Module) -> list[int]:
     """Bytes of each parameter's gradient."""
-    return [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
+    # Of a parameter that ZeRO's stage 3 has spread nothing is left but what it says itself.
+    return [
+        getattr(p, "ds_numel", p.numel()) * p.element_size()
+        for p in model.parameters()
+        if p.requires_grad
+    ]

@@ -19,6 +19,7 @@ from bagua_client.integrations.sharded_model import DEFAULT_ALGORITHM, NO_CONTRO
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
 from bagua_client.zero.buckets import Buckets, refusal_of
+from bagua_client.zero.offer import default_of
 from bagua_client.zero.tunable_engine import TunableEngine
 
 Engine = TypeVar("Engine")
@@ -38,9 +39,9 @@ class TunedEngine(TunedModel):
     @property
     def configuration(self) -> Configuration:
         """The configuration in force, or the one that will be from the next step on."""
-        if self._tunable is None:
-            return Configuration()
-        return self._tunable.layout_to_come.configuration
+        if self._tunable is not None:
+            return self._tunable.layout_to_come.configuration
+        return Configuration() if refusal_of(self) else default_of(Buckets(self))
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Change the sizes: at once, or where a step has begun, at its end. All ranks must call it

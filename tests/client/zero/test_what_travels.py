@@ -92,6 +92,24 @@ def test_what_stage_3_reduces_and_gathers(two_ranks: RankPool) -> None:
         assert len(most) < len(default) < len(none)
 
 
+def _in_force_at_first(stage: int) -> list[tuple[int, int]]:
+    """Of an engine that is not tuned: before anything was asked of it, and then."""
+    engine = bagua_client.tune(engine_of(Kind(stage)))
+    first = engine.configuration
+    assert engine.reconfigure(replace(first, bucket_bytes=4 * 600))
+    found = [(each.bucket_bytes, each.prefetch_bytes) for each in (first, engine.configuration)]
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize(("stage", "prefetch"), [(2, 0), (3, 4 * 600)])
+def test_the_configuration_is_what_the_training_has_set(
+    two_ranks: RankPool, stage: int, prefetch: int
+) -> None:
+    for found in two_ranks.run(_in_force_at_first, stage):
+        assert found == [(4 * 1500, prefetch), (4 * 600, prefetch)]
+
+
 def _too_much(stage: int, changes: dict[str, Any]) -> str:
     engine = bagua_client.tune(engine_of(Kind(stage)))
     before = tunable_of(engine).buckets.read()
