@@ -1,7 +1,7 @@
 """Real rank processes for tests: started once, then given one function after the other.
 
-Each rank is a process of its own with torchrun's environment and a gloo process group over
-loopback. The test process stays outside, so that hypothesis can run there.
+Each rank is a process of its own with torchrun's environment and a process group, of gloo's over
+loopback unless told otherwise. The test process stays outside, so that hypothesis can run there.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class RankPool:
             torchrun. Forked ranks share theirs, so that they all iterate over a set of strings in
             the same order: collectives in such an order would only go wrong in a real job. Costs
             seconds at the start.
+        backend: of the process group. With NCCL each rank has the GPU of its number, and is best
+            spawned: what imports torch may look for GPUs, and no GPU can be used in a process that
+            was forked after that.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class RankPool:
         collective_timeout_seconds: float = 60.0,
         variables: Mapping[str, str] | None = None,
         spawned: bool = False,
+        backend: str = "gloo",
     ) -> None:
         self._spawned = spawned
+        self._backend = backend
         self.places = [
             (node, local) for node, ranks in enumerate(ranks_per_node) for local in range(ranks)
         ]
@@ -142,7 +147,7 @@ class RankPool:
             connection, far_end = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(far_end, self._environment(rank), self._collective_timeout),
+                args=(far_end, self._environment(rank), self._collective_timeout, self._backend),
                 daemon=True,
                 name=f"rank {rank} of {self.world_size}",
             )
@@ -213,7 +218,9 @@ def _hash_seed(seed: int) -> Iterator[None]:
             os.environ["PYTHONHASHSEED"] = before
 
 
-def _serve(connection: Connection, environment: Mapping[str, str], timeout: timedelta) -> None:
+def _serve(
+    connection: Connection, environment: Mapping[str, str], timeout: timedelta, backend: str
+) -> None:
     os.environ.clear()  # That of when the fork server was started.
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -222,7 +229,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], timeout: time
         connection.send(Outcome())
         while True:
             store, function, args = connection.recv()
-            _join_group(store, environment, timeout)
+            _join_group(backend, store, environment, timeout)
             torch.manual_seed(0)
             connection.send(Outcome(result=function(*args)))
             connection.recv()
@@ -235,10 +242,14 @@ def _serve(connection: Connection, environment: Mapping[str, str], timeout: time
     os._exit(1)
 
 
-def _join_group(store: str, environment: Mapping[str, str], timeout: timedelta) -> None:
+def _join_group(
+    backend: str, store: str, environment: Mapping[str, str], timeout: timedelta
+) -> None:
     """A process group for each function, met over the file ``store``."""
+    if "nccl" in backend:
+        torch.cuda.set_device(int(environment["RANK"]))
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{store}",
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
@@ -249,6 +260,8 @@ def _join_group(store: str, environment: Mapping[str, str], timeout: timedelta) 
 def _leave_groups() -> None:
     """Each group that is left has a thread of gloo's that wakes 100 times a second."""
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # A group goes when its collectives have ended.
     if dist.is_initialized():
         dist.destroy_process_group()
     spares.forget_destroyed()

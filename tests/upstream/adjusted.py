@@ -12,8 +12,13 @@ from unittest import mock
 
 import torch
 
-LEFT_OUT = {
+from tests.upstream.in_a_rank import is_native
+
+LEFT_OUT_ON_GPUS = {
     "test_ddp_has_finalized": "ends by a timeout that NCCL's watchdog answers by killing the rank",
+}
+LEFT_OUT = {
+    **LEFT_OUT_ON_GPUS,
     "test_ddp_device": "asks on which GPU tensors are",
     "test_ddp_logging_data_gpu": "asks for the device_ids, which a CPU module cannot have",
 }
@@ -30,6 +35,8 @@ _CONSTANTS: dict[str, dict[object, object]] = {
     # Seconds in which the rank with other shapes waits in vain for the others.
     "test_ddp_model_diff_shape_across_ranks": {10: 1},
 }
+# All others run on GPUs as they are.
+_SMALLER_ON_GPUS_TOO = {"test_ddp_uneven_inputs"}
 # With a file as the meeting point tests also save and reload the model amid training. This one
 # then diverges with torch's own class.
 _WITHOUT_RELOADING = {"test_DistributedDataParallel"}
@@ -52,7 +59,7 @@ def adjusted(name: str, suite: ModuleType) -> Iterator[None]:
 def with_smaller_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The test or helper, the same or with smaller numbers where it has large ones."""
     replaced = _CONSTANTS.get(name)
-    if replaced is None:
+    if replaced is None or (is_native() and name not in _SMALLER_ON_GPUS_TOO):
         return function
     assert isinstance(function, types.FunctionType)
     constants = tuple(replaced.get(constant, constant) for constant in function.__code__.co_consts)

@@ -21,6 +21,11 @@ def keep_quiet() -> None:
         os.dup2(null, sys.stderr.fileno())
 
 
+def is_native() -> bool:
+    """Whether the ranks have GPUs, so that nothing has to read as the CPU; within a group."""
+    return "nccl" in dist.get_backend_config()
+
+
 @contextmanager
 def undone() -> Iterator[None]:
     """What tests leave behind in a process does not reach the next one."""

@@ -11,7 +11,7 @@ from tests.upstream import suite
 from tests.upstream.adjusted import adjusted
 from tests.upstream.classes import class_of, counts_of, standing_in
 from tests.upstream.cuda_as_cpu import cuda_as_cpu
-from tests.upstream.in_a_rank import keep_quiet, undone
+from tests.upstream.in_a_rank import is_native, keep_quiet, undone
 from tests.upstream.subject import Done
 
 
@@ -25,7 +25,7 @@ def run_test(name: str, mode: str) -> Done:
         stack.enter_context(undone())
         stack.enter_context(standing_in(tested_class))
         stack.enter_context(adjusted(name, suite.module()))
-        if suite.asks_for_gpu(name):
+        if not is_native() and suite.asks_for_gpu(name):
             stack.enter_context(cuda_as_cpu(tested_class, suite.module()))
         try:
             suite.run(name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from tests.upstream.adjusted import LEFT_OUT
+from tests.upstream.adjusted import LEFT_OUT, LEFT_OUT_ON_GPUS
 from tests.upstream.classes import OURS, RECUT
-from tests.upstream.exceptions import KNOWN
+from tests.upstream.exceptions import KNOWN, KNOWN_ON_GPUS
 from tests.upstream.one_test import prepare, run_test
-from tests.upstream.selection import names_of_tests
+from tests.upstream.selection import names_of_gpu_tests, names_of_tests
 from tests.upstream.subject import Subject
 
 
@@ -23,6 +24,10 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
+def _on_gpus(folder: Path) -> dict[str, str]:
+    return {**_environment(folder), "BACKEND": "nccl"}
+
+
 SUBJECT = Subject(
     title="DistributedDataParallel",
     names=lambda world_size: names_of_tests(),
@@ -35,4 +40,14 @@ SUBJECT = Subject(
     run=run_test,
     changed="recut",
     environment=_environment,
+)
+NATIVE = replace(
+    SUBJECT,
+    names=lambda world_size: names_of_gpu_tests(),
+    world_sizes=(2,),
+    least_counted=lambda world_size: 60,
+    known=KNOWN_ON_GPUS,
+    left_out=LEFT_OUT_ON_GPUS,
+    environment=_on_gpus,
+    backend="nccl",
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,10 +39,33 @@ class Result:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def write_json(path: Path, results: Iterable[Result]) -> None:
-    """All results, with the version of PyTorch that the tests are from."""
-    content = {"torch": torch.__version__, "results": [asdict(result) for result in results]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+class Record:
+    """What is known so far, from several threads.
+
+    Args:
+        path: of a file that has it after each result, with the version of PyTorch that the tests
+            are from.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.results: list[Result] = []
+        self._path = path
+        self._changing = threading.Lock()
+        self._write()
+
+    def add(self, result: Result) -> None:
+        with self._changing:
+            self.results.append(result)
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        results = [asdict(result) for result in self.results]
+        content = {"torch": torch.__version__, "results": results}
+        written = self._path.with_name(f"{self._path.name}.part")
+        written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        written.replace(self._path)  # A run that is ended leaves a whole file.
 
 
 def one_line(error: str, limit: int = 160) -> str:

@@ -2,6 +2,7 @@
 
     python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 --json upstream.json
     python tests/upstream/run.py --modes ours --world-sizes 2 --only test_ddp_uneven
+    python tests/upstream/run.py --native --modes recut --world-sizes 2 --seconds 200
 
 The tests come from the installed wheel of PyTorch and need ``expecttest``.
 """
@@ -16,6 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if __name__ == "__main__":
     from tests.upstream.command import main
-    from tests.upstream.replicated import SUBJECT
+    from tests.upstream.replicated import NATIVE, SUBJECT
 
-    sys.exit(main(SUBJECT))
+    sys.exit(main(SUBJECT, NATIVE))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,25 +30,54 @@ _AFTERMATH = ("Connection closed by peer", "Connection reset by peer", "Timed ou
 
 
 def run_tests(
-    subject: Subject, names: Iterable[str], mode: str, world_size: int, shows_output: bool = False
+    subject: Subject,
+    names: Iterable[str],
+    mode: str,
+    world_size: int,
+    shows_output: bool = False,
+    until: float = math.inf,
 ) -> Iterator[Result]:
-    """Results of the tests, each as soon as it is known."""
+    """Results of the tests, each as soon as it is known.
+
+    Args:
+        until: no test begins after that time of ``time.monotonic``.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         nodes = _NODES.get(world_size, [world_size])
         variables = {
             **subject.environment(Path(folder)),
             **({"UPSTREAM_OUTPUT": "shown"} if shows_output else {}),
+            **(_of_gpus(world_size) if subject.is_native else {}),
         }
-        pool = RankPool(nodes, _COLLECTIVE_SECONDS, variables)
+        pool = RankPool(
+            nodes,
+            _COLLECTIVE_SECONDS,
+            variables,
+            spawned=subject.is_native,
+            backend=subject.backend,
+        )
         try:
             for name in names:
+                if time.monotonic() >= until:
+                    return
                 if name in subject.left_out:
                     yield Result(name, mode, world_size, SKIPPED, reason=subject.left_out[name])
                 else:
                     yield _run_test(subject, pool, name, mode)
         finally:
             pool.close()
+
+
+def _of_gpus(world_size: int) -> dict[str, str]:
+    """For ranks that see as many GPUs as there are ranks, as the tests count them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = given.split(",") if given else [*map(str, range(world_size))]
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(visible[:world_size]),
+        # A rank whose collective has no peer ends then, not after it has written what it knows.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    }
 
 
 def _run_test(subject: Subject, pool: RankPool, name: str, mode: str) -> Result:

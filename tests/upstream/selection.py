@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 SUITE = "torch.testing._internal.distributed.distributed_test"
 _HOLDER = "_DistTestBase"
 _SUBJECT = "DistributedDataParallel"
+_ASKS_FOR_GPUS = {"skip_if_no_gpu", "skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu"}
 
 
 def names_of_tests() -> list[str]:
@@ -21,6 +23,16 @@ def names_of_tests() -> list[str]:
     return [
         name for name in named if name.startswith("test") and _reaches_subject(name, named, set())
     ]
+
+
+def names_of_gpu_tests() -> list[str]:
+    """Those of them that ask for GPUs."""
+    asking = {
+        method.name
+        for method in _methods()
+        if not _ASKS_FOR_GPUS.isdisjoint(_names_within(method.decorator_list))
+    }
+    return [name for name in names_of_tests() if name in asking]
 
 
 def _methods() -> list[ast.FunctionDef]:
@@ -35,9 +47,13 @@ def _methods() -> list[ast.FunctionDef]:
 
 
 def _names_in(method: ast.FunctionDef) -> set[str]:
+    return _names_within(method.body)  # Without decorators: their texts name backends.
+
+
+def _names_within(parts: Sequence[ast.AST]) -> set[str]:
     names = set()
-    for statement in method.body:  # Without decorators: their texts name backends.
-        for node in ast.walk(statement):
+    for part in parts:
+        for node in ast.walk(part):
             if isinstance(node, ast.Attribute):
                 names.add(node.attr)
             elif isinstance(node, ast.Name):

@@ -58,6 +58,7 @@ class Subject:
         environment: variables of the ranks; the folder is theirs to write to.
         changed: the count, among those of a test, of changes made to what is tested.
         test_seconds: after which a test has failed.
+        backend: of the ranks' process group; with NCCL, each has a GPU of its own.
     """
 
     title: str
@@ -72,6 +73,11 @@ class Subject:
     changed: str
     environment: Callable[[Path], Mapping[str, str]] = field(default=lambda folder: {})
     test_seconds: float = 40.0
+    backend: str = "gloo"
+
+    @property
+    def is_native(self) -> bool:
+        return "nccl" in self.backend
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
 from tests.upstream.adjusted import adjusted_helpers, with_smaller_numbers
+from tests.upstream.in_a_rank import is_native
 from tests.upstream.selection import SUITE
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])
@@ -23,7 +24,7 @@ _PASSED_OVER = ("github.com/pytorch", "flak", "fail")
 
 @functools.cache
 def module() -> ModuleType:
-    """The module of tests; those that ask for GPUs are marked and do not skip for want of them.
+    """The module of tests; without GPUs, those that ask for some are marked and do not skip.
 
     It reads ``BACKEND`` and ``WORLD_SIZE`` from the environment while it is imported.
     """
@@ -32,6 +33,8 @@ def module() -> ModuleType:
         setattr(test, _GPU_MARK, True)
         return test
 
+    if is_native():
+        return importlib.import_module(SUITE)
     with mock.patch.multiple(
         common_distributed,
         skip_if_no_gpu=mark,

@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.upstream.cuda_as_cpu import cuda_as_cpu
-from tests.upstream.in_a_rank import keep_quiet, undone
+from tests.upstream.in_a_rank import is_native, keep_quiet, undone
 from tests.upstream.subject import STOCK, Done
 from tests.upstream_fsdp import suite
 
@@ -29,8 +29,9 @@ def run_test(name: str, mode: str) -> Done:
         stack.callback(_clear_sharding_prop_cache)
         if mode != STOCK:
             stack.enter_context(_changes().being_made(name, counts))
-        devices = dist.get_world_size()
-        stack.enter_context(cuda_as_cpu(DistributedDataParallel, suite.module_of(name), devices))
+        if not is_native():
+            module, devices = suite.module_of(name), dist.get_world_size()
+            stack.enter_context(cuda_as_cpu(DistributedDataParallel, module, devices))
         try:
             suite.run(name)
         except unittest.SkipTest as reason:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.upstream.subject import Subject
 from tests.upstream_fsdp.exceptions import KNOWN, LEFT_OUT
 from tests.upstream_fsdp.one_test import prepare, run_test
-from tests.upstream_fsdp.suite import names_of_tests
+from tests.upstream_fsdp.suite import names_of_gpu_tests, names_of_tests
 
 CHANGED = "changed"
 
@@ -21,4 +23,12 @@ SUBJECT = Subject(
     run=run_test,
     changed="changed",
     test_seconds=300.0,
+)
+NATIVE = replace(
+    SUBJECT,
+    names=names_of_gpu_tests,
+    world_sizes=(2,),
+    least_counted={2: 35, 4: 30}.get,
+    test_seconds=60.0,
+    backend="cpu:gloo,cuda:nccl",  # Some keep what they save on the CPU.
 )

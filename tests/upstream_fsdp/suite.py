@@ -38,14 +38,22 @@ def names_of_tests(world_size: int) -> list[str]:
     return found
 
 
+def names_of_gpu_tests(world_size: int) -> list[str]:
+    """Those of them that are for a process on each GPU, not for threads that share one."""
+    on_threads = common_distributed.MultiThreadedTestCase
+    return [
+        name for name in names_of_tests(world_size) if not issubclass(_parts(name)[1], on_threads)
+    ]
+
+
 def run(name: str) -> None:
     """The body of the test, on this rank, in the process group that is there.
 
     Raises:
         unittest.SkipTest: it does not apply.
     """
-    module, case_name, test = _parts(name)
-    case: Any = getattr(module, case_name)(test)
+    _, case_class, test = _parts(name)
+    case: Any = case_class(test)
     case.rank = dist.get_rank()
     if inspect.getattr_static(case, "__unittest_skip__", False):
         raise unittest.SkipTest(case.__unittest_skip_why__)
@@ -65,10 +73,11 @@ def prepare() -> None:
         _module(path)
 
 
-def _parts(name: str) -> tuple[ModuleType, str, str]:
+def _parts(name: str) -> tuple[ModuleType, type[unittest.TestCase], str]:
     stem, case, test = name.split(".")
     (path,) = [path for path in _files() if _stem(path) == stem]
-    return _module(path), case, test
+    module = _module(path)
+    return module, getattr(module, case), test
 
 
 def _files() -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.upstream_bagua import run
 from tests.upstream_bagua.running import PASSED, SKIPPED, copy_release, run_file
 
 
@@ -38,3 +39,9 @@ def test_without_a_gpu(
     results = list(run_file(tmp_path, file, devices=0))
     found = Counter(result.outcome for result in results)
     assert found == Counter({PASSED: passed, SKIPPED: skipped}), results
+
+
+def test_a_run_without_time_begins_no_file_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--devices", "0", "--only", "test_utils", "--seconds", "0"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("INCOMPLETE: not begun within 0 s: torch_api/test_utils.py\n")
