@@ -47,7 +47,7 @@ LAYERS = {
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
     "sharded": TUNABLE,
-    "zero": {"sharded", *TUNABLE},
+    "zero": TUNABLE,
     "measuring": {"profile", *TUNABLE},
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},

@@ -14,19 +14,15 @@ return to what they had.
 
 from __future__ import annotations
 
-import logging
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.algorithms import Algorithm
-from bagua_client.communication.agreement import Vote, attempt
+from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
@@ -39,42 +35,30 @@ from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
-from bagua_client.tunable.observers import Observers
-
-logger = logging.getLogger(__name__)
+from bagua_client.tunable.changed_together import ChangedTogether
 
 
-class TunableReducer:
-    """The reducer of one wrapped model. All ranks must make theirs together.
+class TunableReducer(ChangedTogether):
+    """The reducer of one wrapped model. All ranks must make theirs together; see :class:`Tunable`.
 
     Attributes:
-        communicator: the process groups of the ranks that train the model.
-        parameters: the model's parameters, in the reducer's order.
-        tensors: specs of these parameters.
-        default: the configuration that the model was wrapped with, or the one to start from.
-        layout: the layout in force.
-        recut_seconds: how long the latest change took.
-        after_reduction: called at the end of every step's communication, where all ranks are
-            known to be in the same step.
-        on_return: called with the reason when a change failed on some rank and all went back.
+        parameters: the model's, in the reducer's order; ``tensors`` are the specs of these.
         is_attached: whether a tuning observes the steps.
-        waiting: returns a context that is entered around communication in a forward pass.
-        observation: what is seen of the steps.
-        observers: by way of which all that only observes is called.
         may_join: whether the training is inside torch's ``join``, which may be disabled.
     """
+
+    cannot, failed = "cannot re-cut its buckets", "re-cutting the buckets failed"
 
     def __init__(
         self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:
+        super().__init__(communicator)
         self._cut = Cut(ddp, self)
         self.parameters = self._cut.parameters.tensors
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         self.tensors = describe(
             [(names[id(p)], p) for p in self.parameters], self._cut.parameters.expect_sparse
         )
-        self.communicator = communicator
-        self.observers = Observers(communicator.rank)
         self.observation = Observation(self.parameters, ddp, self.observers)
         self._order = self.observation.order
         by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
@@ -84,14 +68,9 @@ class TunableReducer:
         self._replication = Replication(algorithm, self, names, self._kept, ddp, self)
         communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
         self.layout = plan(self.tensors, self.order, self.default)
-        self.after_reduction: Callable[[], None] | None = None
-        self.on_return: Callable[[str], None] | None = None
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._voters = communicator.group, communicator.device
-        self.recut_seconds, self.may_join, self.memory = 0.0, False, None
         self._ends = ReductionEnds(lambda: None if self._cut.is_hooked else self._reduced())
-        self.is_attached, self._is_open, self._is_stale = False, False, True
-        self._next: Layout | None = None
+        self.is_attached = self.may_join = self._is_open = False
+        self._is_stale = True
         self._before = self.layout
         weakref.finalize(ddp, self._replication.travel.close)
         self._replication.use(self.default)
@@ -150,54 +129,29 @@ class TunableReducer:
     # Changes
 
     def start_from(self, default: Configuration) -> None:
-        """Replace the wrapper's default. All ranks call this together, before the first step.
-
-        Raises:
-            ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
-        """
+        """See :meth:`Tunable.start_from`."""
         layout = self.plan(default)
         self.prepare(layout)
         self.default, self.layout, self._is_stale = default, layout, True
 
     @property
-    def is_recut_due(self) -> bool:
-        """Whether a scheduled layout is not in force yet."""
-        return self._next is not None
-
-    @property
-    def layout_to_come(self) -> Layout:
-        """The scheduled layout; the one in force if none is scheduled."""
-        return self._next or self.layout
-
-    @property
     def is_settled(self) -> bool:
-        """Whether the layout scheduled last is in force, with its final buckets."""
-        return self._next is None and self._cut.is_final
+        return super().is_settled and self._cut.is_final
 
     def prepare(self, layout: Layout) -> None:
-        """Make the process groups that ``layout`` needs and that are missing. All ranks must have
-        agreed on it, and call this together.
-
-        Raises:
-            RuntimeError: they cannot be made.
-        """
+        """See :meth:`Tunable.prepare`."""
         exchanges = self._replication.planned(layout.configuration).exchanges
         self.communicator.prepare(layout.configuration, exchanges)
 
     def schedule(self, layout: Layout) -> None:
-        """Put ``layout`` into force at the end of a reduction: this one, if called there, else the
-        next. All ranks must have agreed on it, and call this in the same step."""
-        self.prepare(layout)
-        self._next = layout
+        """See :meth:`Tunable.schedule`: at the end of this reduction, if called there, else of the
+        next."""
+        super().schedule(layout)
         self._is_stale |= not self._cut.is_hooked  # Without our hook no end would be seen.
 
     def change(self, layout: Layout) -> bool:
-        """Put ``layout`` into force: at once, or at the end of the next reduction where some rank
-        has begun a step. All ranks must have agreed on it and prepared it, and call this together.
-
-        Returns:
-            Whether that worked, or is still to come. If not, all ranks are back at what they had.
-        """
+        """See :meth:`Changeable.change`: at once, or at the end of the next reduction where some
+        rank has begun a step."""
         self.schedule(layout)
         is_early = not (self.stands_back or self._cut.waits_for_sync)
         is_early = is_early and self._cut.is_between_steps(self._is_open)
@@ -217,10 +171,6 @@ class TunableReducer:
         if self._next is not None:
             self._next = plan(self.tensors, order, self._next.configuration)
 
-    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Vote on changes in ``group``, which communicates from ``device``, from now on."""
-        self._voters = group, device
-
     def before_forward(self) -> None:
         """A forward pass begins: maybe on this rank alone, unless all have loaded a checkpoint's
         buckets and have not used them yet.
@@ -234,7 +184,7 @@ class TunableReducer:
         if not self._cut.ddp.require_backward_grad_sync:
             if self._cut.is_expectant:  # It would take this pass for the one that it expects.
                 self._cut.discard()
-                self._build(self.layout)
+                self._put(self.layout)
             return
         self._cut.is_expectant = False
         if self.stands_back:
@@ -251,54 +201,36 @@ class TunableReducer:
         if self._is_stale:
             torchs.check_finished(self._cut.ddp)
             self._is_stale = False
-            self._build(self.layout)
+            self._put(self.layout)
             if self._cut.is_due:  # In the order that was given.
                 self._let_torch_cut()
         self._is_open = True
         if self._replication.moments is not None:
             self._replication.moments.forward_begins()
 
-    def _carry_out(self) -> bool:
-        assert self._next is not None
-        began = time.perf_counter()
-        layout, self._next, self._before = self._next, None, self.layout
+    def _make_way(self, layout: Layout) -> None:
+        self._before = self.layout
         self._replication.make_way_for(layout.configuration)
-        if not self._on_all_ranks(lambda: self._build(layout)):
-            return False
-        self.recut_seconds = time.perf_counter() - began
-        if self.communicator.rank == 0 and layout.digest != self._before.digest:
-            logger.info(
-                "autotune: cut %d tensors into %d buckets (%s) in %.1f ms",
-                *(len(self.tensors), len(layout.partition), layout.configuration),
-                self.recut_seconds * 1e3,
-            )
-        return True
+
+    def _go_back(self) -> None:
+        self._cut.discard()
+        self._put(self._before)
+
+    def _go_back_after_a_step(self) -> None:
+        """It was in force for a step at least: weights may differ by rank."""
+        self._replication.make_way_for(self._before.configuration)
+        self._go_back()
+
+    def _described(self, layout: Layout) -> str:
+        tensors, buckets = len(self.tensors), len(layout.partition)
+        return f"cut {tensors} tensors into {buckets} buckets ({layout.configuration})"
 
     def _let_torch_cut(self) -> None:
         """A new reducer cuts its final buckets, once."""
-        if self._on_all_ranks(self._cut.finish, is_in_force=True):
+        if self._on_all_ranks(self._cut.finish, self._go_back_after_a_step):
             self._cut.is_final = True
 
-    def _on_all_ranks(self, change: Callable[[], None], is_in_force: bool = False) -> bool:
-        """Make ``change`` on all ranks; whether that worked. If one rank could not, all went back
-        to the layout before."""
-        ranks, error = attempt(change, *self._voters)
-        if not ranks:
-            return True
-        if error:
-            logger.error("rank %s cannot re-cut its buckets (%s)", self.communicator.rank, error)
-        if is_in_force:  # It was in force for a step at least: weights may differ by rank.
-            self._replication.make_way_for(self._before.configuration)
-        self._cut.discard()
-        self._build(self._before)
-        reason = f"re-cutting the buckets failed on rank {ranks}"
-        if self.communicator.rank == 0:
-            logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
-        if self.on_return is not None:
-            self.observers.call(self.on_return, reason)
-        return False
-
-    def _build(self, layout: Layout, bare: bool = False) -> None:
+    def _put(self, layout: Layout, bare: bool = False) -> None:
         """Put ``layout`` in force, with a new reducer unless the present one can stay.
 
         Args:
@@ -323,7 +255,7 @@ class TunableReducer:
         """Leave the buckets to torch until all ranks have ended; under ``join`` none may wait."""
         if self._cut.is_hooked:
             self._is_stale = True
-            self._build(self.layout, bare=True)
+            self._put(self.layout, bare=True)
 
     @property
     def is_left(self) -> bool:
@@ -339,7 +271,7 @@ class TunableReducer:
         """Remove our hook: the user is about to register one, and torch takes only one."""
         self._next, self.default = None, self.default.torchs_way
         if self._cut.is_hooked:
-            self._build(plan(self.tensors, self.order, self.default), bare=True)
+            self._put(plan(self.tensors, self.order, self.default), bare=True)
         elif not self.layout.configuration.is_torchs_way:  # Before the first step.
             self.layout = plan(self.tensors, self.order, self.default)
 
@@ -366,13 +298,11 @@ class TunableReducer:
             self._next = self.layout
 
     def detach(self) -> None:
-        """Stop observing the steps; buckets travel as before."""
-        self.after_reduction = self.on_return = None
-        self.waiting = nullcontext
+        """See :meth:`Tunable.detach`; buckets travel as before."""
+        super().detach()
         self.observation.close()
         self._ends.stop()
         self.is_attached = False
-        self._voters = self.communicator.group, self.communicator.device
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel. Called in the backward pass."""

@@ -1,10 +1,5 @@
-"""How much more of a device's memory a configuration of a sharded model needs than the default, and
-whether it may be tried.
-
-What is predicted of a configuration is what it keeps and buffers; the rest is what was measured.
-It must stay within a share of the memory. And were the part of it that is beyond all that was tried
-twice as large as predicted, it would still have to fit on the device.
-"""
+"""How much more of a device's memory a configuration of a sharded model needs than the default: for
+what it keeps, buffers and copies."""
 
 from __future__ import annotations
 
@@ -13,12 +8,10 @@ from collections.abc import Callable, Sequence
 from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
-from bagua_client.sharded.device_memory import DeviceMemory
 from bagua_client.torch_private.sharded import Unit
-from bagua_client.tunable.memory import LARGEST_SHARE, Footprint, Lack
+from bagua_client.tunable.device_memory import DeviceMemory
+from bagua_client.tunable.measured_memory import MeasuredMemory
 
-COMMUNICATOR_BYTES = 64 * 2**20
-"""About what NCCL takes for a process group, beside torch's allocator."""
 BYTES_OF_16_BITS = 2
 
 Parts = Sequence[Sequence[int]]
@@ -90,30 +83,15 @@ def copied_bytes(
     return gathered, reduced
 
 
-def _groups(configuration: Configuration) -> int:
-    """Those of ours; with several channels gradients have none of their own."""
-    if configuration.hierarchical != "off":
-        return 2 * configuration.channels
-    if configuration.node_copy == "on":
-        return configuration.channels + 1
-    return max(configuration.channels - 1, int(configuration.scatter_group == "own"))
-
-
-class UnitsMemory:
-    """The memory of one rank's device; see :class:`bagua_client.tunable.memory.Memory`.
+class UnitsMemory(MeasuredMemory):
+    """The memory of one rank's device.
 
     Args:
         units: of the model, in the order in which it lists them.
-        device: its memory.
-        layout: the one in force, the default's.
+        device, layout: see :class:`MeasuredMemory`.
         algorithm_of: the algorithm that a configuration names.
         node_ranks: on each node.
-
-    Attributes:
-        share: see Memory.
     """
-
-    share = LARGEST_SHARE
 
     def __init__(
         self,
@@ -123,30 +101,11 @@ class UnitsMemory:
         algorithm_of: Callable[[Configuration], Algorithm],
         node_ranks: int = 1,
     ) -> None:
-        self._units, self._device, self._algorithm_of = units, device, algorithm_of
-        self._node_ranks = node_ranks
+        self._units, self._algorithm_of, self._node_ranks = units, algorithm_of, node_ranks
         # By unit: the most that was there when it was to be gathered, and reduced, beyond what
         # the configuration holds. What is copied then need not be there at the peak.
         self._beside: dict[int, list[int]] = {}
-        self._rest_bytes = self._retries = self._groups = 0
-        self._given = self._in_force = layout
-        self._proven_bytes, self._is_short = self._extra(layout), False
-        self.begin(layout)
-
-    def start_from(self, layout: Layout) -> None:
-        """This is the default's layout; see :meth:`Tunable.start_from`."""
-        self._given = layout
-
-    def begin(self, layout: Layout) -> None:
-        """A layout is about to come into force."""
-        self._in_force = layout
-        self._groups = max(self._groups, _groups(layout.configuration))
-        self._device.reset()
-        self.settle()
-
-    def settle(self) -> None:
-        """Blocks of other sizes have been freed by now: memory that runs out counts from here."""
-        self._retries = self._device.taken().retries
+        super().__init__(device, layout)
 
     def travels(self, unit: int, is_gathered: bool) -> None:
         """A unit is about to be gathered, or else its gradients are to be reduced."""
@@ -154,51 +113,21 @@ class UnitsMemory:
         now_bytes = self._device.now_bytes() - self._held(self._in_force)
         held[not is_gathered] = max(held[not is_gathered], now_bytes)
 
-    def read(self) -> Footprint:
-        """What the layout in force has taken since it came into force, of which is learned."""
-        peak_bytes, retries = self._device.taken()
-        limit_bytes, device_bytes = self._limits(self._groups)
-        lack, extra_bytes = Lack.NONE, self._extra(self._in_force)
-        has_retried = retries > self._retries
-        if extra_bytes <= self._extra(self._given):
-            # What needs no more than the default is not what fills the memory.
-            self._is_short |= has_retried
-        else:
-            lack |= Lack.RETRIED if has_retried and not self._is_short else Lack.NONE
-            lack |= Lack.OVER if peak_bytes > limit_bytes else Lack.NONE
-        self._rest_bytes = max(self._rest_bytes, peak_bytes - extra_bytes)
-        if not lack:
-            self._proven_bytes = max(self._proven_bytes, extra_bytes)
-        return Footprint(peak_bytes, limit_bytes, device_bytes, lack)
-
-    def misfit(self, layout: Layout) -> Footprint | None:
-        """See :meth:`Memory.misfit`."""
-        self.read()  # What is in force has told nothing yet where no agent asks for it.
-        extra_bytes = self._extra(layout)
-        if extra_bytes <= self._extra(self._given):
-            return None
-        limit_bytes, device_bytes = self._limits(_groups(layout.configuration))
-        peak_bytes = self._rest_bytes + extra_bytes
-        unproven_bytes = max(extra_bytes - self._proven_bytes, 0)
-        if peak_bytes <= limit_bytes and peak_bytes + unproven_bytes <= device_bytes:
-            return None
-        return Footprint(peak_bytes, limit_bytes, device_bytes)
-
-    def _limits(self, groups: int) -> tuple[int, int]:
-        """What may be used beside so many process groups of ours, and what there is."""
-        beside = max(groups - self._groups, 0) * COMMUNICATOR_BYTES
-        reachable_bytes = max(self._device.reachable_bytes() - beside, 1)
-        device_bytes = min(self._device.allowed_bytes(), reachable_bytes)
-        return int(self.share * device_bytes), device_bytes
+    def _groups_of(self, configuration: Configuration) -> int:
+        """With several channels gradients have none of their own."""
+        if configuration.hierarchical != "off":
+            return 2 * configuration.channels
+        if configuration.node_copy == "on":
+            return configuration.channels + 1
+        return max(configuration.channels - 1, int(configuration.scatter_group == "own"))
 
     def _held(self, layout: Layout) -> int:
         configuration = layout.configuration
         algorithm, parts = self._algorithm_of(configuration), layout.partition
         return extra_bytes(self._units, configuration, parts, algorithm, self._node_ranks)
 
-    def _extra(self, layout: Layout) -> int:
-        """What a layout takes beyond the rest: what it holds, and what its copies take beyond the
-        peak that there is anyway."""
+    def _extra_bytes(self, layout: Layout) -> int:
+        """What it holds, and what its copies take beyond the peak that there is anyway."""
         configuration = layout.configuration
         algorithm, copies = self._algorithm_of(configuration), 0
         for part in layout.partition:

@@ -2,30 +2,24 @@
 
 Each of its forward and backward passes gathers and reduces, so all ranks make them together. A
 change is made where all ranks begin a forward pass of the whole model for training, when every
-unit is idle. They vote on its outcome: if it failed on one rank, all go back to what they had.
+unit is idle.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.algorithms import Algorithm, find
 from bagua_client.algorithms.declared import Declared
-from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
-from bagua_client.sharded.device_memory import memory_of
 from bagua_client.sharded.memory import UnitsMemory
 from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import NOT_SEEN, Offer, default_of, refusal_of, specs_of, uses_ours
@@ -37,15 +31,12 @@ from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import untraced
-from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.changed_together import STEPS_SEEN, ChangedTogether
+from bagua_client.tunable.device_memory import memory_of
 
 logger = logging.getLogger(__name__)
 
 ALGORITHM = "gradient_allreduce"
-STEPS_SEEN = 3
-"""The default's memory is known after so many, and the order of its units."""
-SETTLED_AFTER = 2
-"""So many steps after a change, what memory is kept for later fits what is in force."""
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
@@ -62,7 +53,7 @@ class _Held:
     settings: Settings
 
 
-class TunableUnits:
+class TunableUnits(ChangedTogether):
     """The units of one model. All ranks must make theirs together; see :class:`Tunable`.
 
     Args:
@@ -75,6 +66,10 @@ class TunableUnits:
         ValueError: the algorithm is not for such a model, or does not work for it.
     """
 
+    cannot, failed = "cannot set its units", "setting the units failed"
+    communicator: ShardCommunicator
+    stands_back = False
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -82,9 +77,8 @@ class TunableUnits:
         algorithm: Algorithm,
         communicator: ShardCommunicator,
     ) -> None:
+        super().__init__(communicator)
         self._model = weakref.ref(model)
-        self.communicator = communicator
-        self.observers = Observers(communicator.rank)
         # On a GPU nothing tells how long it waits for what is gathered beside its computing.
         self.observation = Observation(self.observers, communicator.device.type == "cpu")
         self.parameters: Sequence[torch.nn.Parameter]
@@ -99,15 +93,8 @@ class TunableUnits:
             self.default = replace(self.default, hierarchical="shards")
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
-        self.after_reduction: Callable[[], None] | None = None
-        self.on_return: Callable[[str], None] | None = None
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.recut_seconds = 0.0
-        self._voters = communicator.group, communicator.device
-        self._next: Layout | None = None
         self._is_open = self._is_attached = self._is_in_forward = False
-        self._reductions_in_force = 0
-        self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
+        self._unmergeable = why_not() or NOT_SEEN
         traffic = Traffic(
             units,
             communicator,
@@ -171,19 +158,12 @@ class TunableUnits:
         )
 
     @property
-    def order_is_agreed(self) -> bool:
-        """All ranks communicate unit by unit in one order, else they would wait for ever."""
-        return self._reductions >= STEPS_SEEN
-
-    @property
     def refusal(self) -> str:
         return refusal_of(self.units)
 
     @property
     def is_left(self) -> bool:
         return self._model() is None
-
-    stands_back = False
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""
@@ -202,93 +182,21 @@ class TunableUnits:
         is_in_force = configuration.algorithm == self.layout.configuration.algorithm
         return self.algorithm if is_in_force else self.declared.new(configuration)
 
-    def start_from(self, default: Configuration) -> None:
-        """See :meth:`Tunable.start_from`."""
-        layout = self.plan(default)
-        self.prepare(layout)
-        self.default = default
-        if self.memory is not None:
-            self.memory.start_from(layout)
-        self._next = layout
-
-    # Vote
-
-    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """See :meth:`Tunable.vote_in`."""
-        self._voters = group, device
-
     # Apply
 
-    def prepare(self, layout: Layout) -> None:
-        """See :meth:`Tunable.prepare`."""
-        self.communicator.prepare(layout.configuration)
+    def _put(self, layout: Layout) -> None:
+        algorithm, is_open = self._planned(layout.configuration), self._passes.are_open
+        self._held.settings.put(layout, algorithm, is_open)
 
-    def schedule(self, layout: Layout) -> None:
-        """Put ``layout`` in force where the next forward pass for training begins."""
-        self.prepare(layout)
-        self._next = layout
-
-    def change(self, layout: Layout) -> bool:
-        """Put ``layout``, which all ranks have agreed on, in force; whether that is to come."""
-        self.schedule(layout)
-        return True
-
-    @property
-    def layout_to_come(self) -> Layout:
-        return self._next or self.layout
-
-    @property
-    def is_recut_due(self) -> bool:
-        return self._next is not None
-
-    @property
-    def is_settled(self) -> bool:
-        return self._next is None
-
-    def _carry_out(self) -> None:
-        assert self._next is not None
-        began = time.perf_counter()
-        layout, self._next = self._next, None
-        is_open = self._passes.are_open
-        self._measure_memory(layout)
-        algorithm = self._planned(layout.configuration)
-        put = partial(self._held.settings.put, layout, algorithm, is_open)
-        ranks, error = attempt(put, *self._voters)
-        if ranks:
-            self._go_back(ranks, error)
-            return
-        self.algorithm = algorithm
-        is_new, self.layout = layout.digest != self.layout.digest, layout
-        self._follow()
-        self.recut_seconds = time.perf_counter() - began
-        if self.communicator.rank == 0 and is_new:
-            logger.info(
-                "autotune: %d units communicate by %s, set in %.1f ms",
-                *(len(self.units), layout.configuration, self.recut_seconds * 1e3),
-            )
-
-    def _go_back(self, ranks: str, error: str) -> None:
-        if error:
-            logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
-        self.observers.call(self._held.settings.put, self.layout, self.algorithm)
-        self._measure_memory(self.layout)
-        reason = f"setting the units failed on rank {ranks}"
-        if self.communicator.rank == 0:
-            logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
-        if self.on_return is not None:
-            self.observers.call(self.on_return, reason)
-
-    def _measure_memory(self, layout: Layout) -> None:
-        """Measure what a layout takes, from now on."""
-        self._reductions_in_force = 0
-        if self.memory is not None:
-            self.observers.call(self.memory.begin, layout)
+    def _described(self, layout: Layout) -> str:
+        return f"{len(self.units)} units communicate by {layout.configuration}, set"
 
     def _follow(self) -> None:
         """Let our objects communicate only where they are needed."""
+        self.algorithm = self._held.traffic.algorithm
         self.observation.parts = {part[0]: part for part in parts_of(self.layout)}
         found = self.layout.configuration
-        is_watched = self._is_attached or self._reductions < STEPS_SEEN
+        is_watched = self._is_attached or self._steps < STEPS_SEEN
         is_torchs = self.algorithm.is_torchs and not found.changes_numbers
         if is_watched or uses_ours(found) or not is_torchs:
             self._held.traffic.install()
@@ -302,16 +210,11 @@ class TunableUnits:
         self._is_attached = True
         self._follow()
 
-    def watch(self) -> None:
-        """The ends of steps are seen by the objects that communicate; nothing else is observed."""
-
     def detach(self) -> None:
         """See :meth:`Tunable.detach`."""
-        self.after_reduction = self.on_return = None
-        self.waiting = nullcontext
+        super().detach()
         self.observation.close()
         self._is_attached = False
-        self._voters = self.communicator.group, self.communicator.device
         if self._next is None and not self.is_left:
             self._follow()
 
@@ -329,20 +232,15 @@ class TunableUnits:
 
     def _look_at_memory(self, unit: int, is_gathered: bool) -> None:
         """What is there under the default where a unit travels, which costs a little time."""
-        if self._reductions < STEPS_SEEN and self.memory is not None:
+        if self._steps < STEPS_SEEN and self.memory is not None:
             self.observers.call(self.memory.travels, unit, is_gathered)
 
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all that was reduced."""
         self._is_open = False
-        self._reductions += 1
-        self._reductions_in_force += 1
-        if self._reductions_in_force == SETTLED_AFTER and self.memory is not None:
-            self.observers.call(self.memory.settle)
         self.observers.call(self.observation.backward_ends)
-        if self._reductions == STEPS_SEEN:
-            if self.memory is not None:
-                self.observers.call(self.memory.read)
+        self._count_step()
+        if self._steps == STEPS_SEEN:
             self._follow()
         if self.after_reduction is not None:
             self.after_reduction()
@@ -367,7 +265,7 @@ class TunableUnits:
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._is_in_forward = False
         self._passes.forward_ends(output)
-        if self._unmergeable == NOT_SEEN and self._reductions:
+        if self._unmergeable == NOT_SEEN and self._steps:
             # What is used twice in a pass, or in another order, cannot communicate as one.
             inner = [place for place, unit in enumerate(self.units) if unit.name]
             in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner

@@ -1,12 +1,10 @@
-"""The memory of a rank's device, as a constraint on configurations."""
+"""What is said of the memory of a rank's device, which is a constraint on configurations."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
-
-from bagua_client.layout import Layout
+from typing import Any, NamedTuple
 
 LARGEST_SHARE = 0.9
 """Allocators do not fill a device to the last byte."""
@@ -46,22 +44,6 @@ class Footprint(NamedTuple):
         """Return it as API v2 has it."""
         said = {name: getattr(self, name) for name in self._fields[:3]}
         return {**said, "is_predicted": True} if is_predicted else said
-
-
-class Memory(Protocol):
-    """The memory of one rank's device.
-
-    Attributes:
-        share: of what there is, that may be used.
-    """
-
-    share: float
-
-    def misfit(self, layout: Layout) -> Footprint | None:
-        """What a layout would take if it may not be tried; None: it may."""
-
-    def read(self) -> Footprint:
-        """What the layout in force has taken since it came into force."""
 
 
 def fullest(by_rank: Sequence[Footprint]) -> tuple[int, Footprint]:

@@ -14,7 +14,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
 from bagua_client.layout import Layout, TensorSpec
-from bagua_client.tunable.memory import Memory
+from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.timeline import Timeline
 
@@ -104,7 +104,7 @@ class Tunable(Protocol):
     @property
     def observation(self) -> Observation: ...
     @property
-    def memory(self) -> Memory | None: ...
+    def memory(self) -> MeasuredMemory | None: ...
     @property
     def algorithm(self) -> Algorithm: ...
     @property

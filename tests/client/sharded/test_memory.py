@@ -1,10 +1,9 @@
-"""What would not fit in a rank's memory is not tried, on any rank; what turns out not to fit is
-left."""
+"""What a configuration needs of a rank's memory; what would not fit on one is not tried on any."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +16,12 @@ from bagua_client.algorithms import Algorithm, QuantizedAlgorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
-from bagua_client.sharded.device_memory import Taken, memory_of
 from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
-from bagua_client.tunable.memory import Footprint, Lack, why_given_up, why_not_tried
 from benchmarks.support.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
+from tests.client.tunable.test_measured_memory import GIB, Device
 from tests.ranks import RankPool
 
-GIB = 2**30
 # Four units of a GiB of parameters in bfloat16, whose gradients are reduced in float32.
 UNITS: Any = [
     SimpleNamespace(
@@ -36,30 +33,6 @@ UNITS: Any = [
 ]
 SPECS = [TensorSpec(str(at), (GIB // 2,), 4, "torch.float32", "cuda#0", "") for at in range(4)]
 DEFAULT = Configuration(2 * GIB)
-
-
-@dataclass
-class Device:
-    taken_bytes: int = 10 * GIB
-    allowed: int = 20 * GIB
-    reachable: int = 20 * GIB
-    retries: int = 0
-    resets: int = field(default=0, init=False)
-
-    def reset(self) -> None:
-        self.resets += 1
-
-    def taken(self) -> Taken:
-        return Taken(self.taken_bytes, self.retries)
-
-    def now_bytes(self) -> int:
-        return self.taken_bytes
-
-    def allowed_bytes(self) -> int:
-        return self.allowed
-
-    def reachable_bytes(self) -> int:
-        return self.reachable
 
 
 def layout(**changes: Any) -> Layout:
@@ -103,43 +76,6 @@ def test_what_configurations_need_more_than_the_default() -> None:
     assert extra_bytes(UNITS, DEFAULT, layout().partition, feeds_back) / GIB == 4 * 2
 
 
-def test_what_is_predicted_beyond_the_share_is_not_tried() -> None:
-    memory = memory_on(Device(allowed=15 * GIB))
-    assert memory.misfit(layout(kept_units=2)) is None
-    over = memory.misfit(layout(kept_units=4))
-    assert over == Footprint(14 * GIB, int(13.5 * GIB), 15 * GIB)
-    assert why_not_tried([Footprint(), over]) == (
-        "rank 1 would need 14 GiB of its device's memory, and may use 13.5 GiB"
-    )
-    memory.share = 0.95
-    assert memory.misfit(layout(kept_units=4)) is not None
-    memory.share = 1.0
-    # It fits, but not if it took twice as much as predicted.
-    unproven = memory.misfit(layout(kept_units=3))
-    assert unproven == Footprint(13 * GIB, 15 * GIB, 15 * GIB)
-    assert why_not_tried([unproven]).endswith("too far from all that was measured to be tried yet")
-
-
-def test_it_goes_on_from_what_was_measured() -> None:
-    device = Device(allowed=14 * GIB)
-    memory = memory_on(device)
-    memory.share = 1.0
-    assert memory.misfit(layout(kept_units=3)) is not None
-    memory.begin(layout(kept_units=2))
-    device.taken_bytes = 12 * GIB
-    assert memory.read() == Footprint(12 * GIB, 14 * GIB, 14 * GIB)
-    assert memory.misfit(layout(kept_units=3)) is None
-    # It takes more than predicted: so will the others.
-    device.taken_bytes = 12 * GIB + GIB // 2
-    memory.read()
-    assert memory.misfit(layout(kept_units=3)) == Footprint(13 * GIB + GIB // 2, *[14 * GIB] * 2)
-    device.taken_bytes = 13 * GIB + 1
-    memory.read()
-    found = memory.misfit(layout(kept_units=3))
-    assert found is not None
-    assert found.peak_bytes > found.limit_bytes
-
-
 def test_copies_where_little_else_is_there_cost_nothing() -> None:
     device = Device(taken_bytes=4 * GIB, allowed=12 * GIB)
     memory = memory_on(device)
@@ -162,12 +98,6 @@ def test_copies_where_little_else_is_there_cost_nothing() -> None:
     assert found.peak_bytes == 11 * GIB
 
 
-def test_what_others_use_of_the_device_cannot_be_had() -> None:
-    assert memory_on(Device(reachable=12 * GIB)).misfit(layout(kept_units=1)) == Footprint(
-        11 * GIB, int(0.9 * 12 * GIB), 12 * GIB
-    )
-
-
 def test_process_groups_take_memory_once() -> None:
     memory = memory_on(Device(reachable=15 * GIB))
     found = memory.misfit(layout(channels=8, kept_units=1))
@@ -177,45 +107,6 @@ def test_process_groups_take_memory_once() -> None:
     found = memory.misfit(layout(channels=8, kept_units=1))
     assert found is not None
     assert found.device_bytes == 15 * GIB
-
-
-def test_what_turns_out_not_to_fit() -> None:
-    device = Device(allowed=14 * GIB)
-    memory = memory_on(device)
-    device.taken_bytes, device.retries = 14 * GIB, 1
-    memory.settle()
-    assert memory.read().lack is Lack.NONE  # It is the default.
-    memory.begin(layout(kept_units=1))
-    assert device.resets == 2
-    over = memory.read()
-    assert over.lack is Lack.OVER
-    device.taken_bytes, device.retries = 10 * GIB, 2
-    retried = memory.read()
-    assert retried.lack is Lack.RETRIED
-    assert why_given_up([Footprint(), over], is_trial=True) == (
-        "rank 1 took 14 GiB of its device's memory, and may use 12.6 GiB"
-    )
-    assert why_given_up([retried], is_trial=True) == (
-        "rank 0 ran out of memory until it freed what it kept for later, at 10 GiB of 14 GiB"
-    )
-    assert why_given_up([over], is_trial=False) == why_given_up([retried], is_trial=False) == ""
-    memory.begin(layout(kept_units=1))
-    device.retries = 5
-    memory.settle()  # Some steps later; what was freed until then fitted another configuration.
-    assert memory.read().lack is Lack.NONE
-    memory.begin(layout())
-    device.retries = 6
-    assert memory.read().lack is Lack.NONE
-    memory.begin(layout(kept_units=1))
-    device.retries = 7
-    assert memory.read().lack is Lack.NONE  # So it is under the default.
-    both = over._replace(lack=Lack.OVER | Lack.RETRIED)
-    assert why_given_up([both], is_trial=False)
-    assert why_given_up([Footprint()], is_trial=True) == ""
-
-
-def test_of_a_cpu_nothing_is_known() -> None:
-    assert memory_of(torch.device("cpu")) is None
 
 
 def _reconfigured(rank: int) -> tuple[list[bool], list[int], str, list[str]]:

@@ -192,9 +192,9 @@ def _goes_on() -> tuple[int, int]:
     broken.remove()
     model.reset_iter_state()
     model.zero_grad()
-    before = tunable._reductions
+    before = tunable._steps
     train(model, Kind(), {}, 5)
-    return tunable._reductions - before, len(tunable._passes._held)
+    return tunable._steps - before, len(tunable._passes._held)
 
 
 @pytest.mark.skipif(

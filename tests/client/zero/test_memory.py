@@ -12,9 +12,8 @@ from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.tunable.memory import Lack
 from bagua_client.zero.buckets import Sizes
 from bagua_client.zero.memory import BucketsMemory, held_bytes
-from tests.client.sharded.test_memory import Device
+from tests.client.tunable.test_measured_memory import GIB, Device
 
-GIB = 2**30
 # 4 GiB of gradients in 16 bits.
 SPECS = [TensorSpec(str(at), (GIB // 2,), 2, "torch.bfloat16", "cuda#0") for at in range(4)]
 
@@ -27,6 +26,7 @@ def buckets(stage: int = 2, copies: int = 3) -> Any:
         copies=copies,
         element_bytes=2,
         parameter_bytes=2,
+        given=Sizes(GIB // 2),
     )
 
 
@@ -35,10 +35,7 @@ def layout(bucket_bytes: int) -> Layout:
 
 
 def memory_on(device: Device) -> BucketsMemory:
-    def held(of: Layout) -> int:
-        return held_bytes(Sizes(of.configuration.bucket_bytes // 2), buckets())
-
-    memory = BucketsMemory(device, held, layout(GIB))
+    memory = BucketsMemory(buckets(), device, layout(GIB))
     memory.read()
     return memory
 
@@ -63,12 +60,6 @@ def test_a_larger_bucket_is_tried_only_where_it_fits() -> None:
     for memory in (roomy, tight):
         assert memory.misfit(layout(GIB)) is None
         assert memory.misfit(layout(GIB // 4)) is None
-
-
-def test_what_is_twice_as_much_as_predicted_must_still_fit() -> None:
-    memory = memory_on(Device(allowed=15 * GIB))
-    assert memory.misfit(layout(2 * GIB)) is not None  # 13 GiB, of which 3 are new: 16.
-    assert memory_on(Device(allowed=17 * GIB)).misfit(layout(2 * GIB)) is None
 
 
 @pytest.mark.parametrize(

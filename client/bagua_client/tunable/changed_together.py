@@ -1,0 +1,189 @@
+"""What is changed between two steps, whatever that is: on all ranks, or on none of them.
+
+A layout that all ranks have agreed on is scheduled. Where all of them are known to be together, and
+nothing is on its way, they carry it out and vote on the outcome: if it failed on one of them, all
+go back to what they had.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.agreement import attempt
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout
+from bagua_client.tunable.measured_memory import MeasuredMemory
+from bagua_client.tunable.observers import Observers
+
+logger = logging.getLogger(__name__)
+
+STEPS_SEEN = 3
+"""The default's memory is known after so many, and the order in which a model is used: what gathers
+parameters ahead does so from the second or third on, once it knows it."""
+SETTLED_AFTER = 2
+"""So many steps after a change, what memory is kept for later fits what is in force."""
+
+
+class ChangedTogether(ABC):
+    """What the kinds of :class:`Tunable` have in common; what is public is described there.
+
+    Args:
+        communicator: of the ranks that train together.
+
+    Attributes:
+        cannot: what a rank says that could not make a change.
+        failed: what all say of it.
+    """
+
+    cannot: str
+    failed: str
+    layout: Layout
+    default: Configuration
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.observers = Observers(communicator.rank)
+        self.after_reduction: Callable[[], None] | None = None
+        self.on_return: Callable[[str], None] | None = None
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.recut_seconds = 0.0
+        self.vote_in(communicator.group, communicator.device)
+        self._next: Layout | None = None
+        self._steps = self._steps_in_force = 0
+
+    @property
+    def memory(self) -> MeasuredMemory | None:
+        return None
+
+    @property
+    def order_is_agreed(self) -> bool:
+        """All ranks communicate in one order, else they would wait for ever."""
+        return self._steps >= STEPS_SEEN
+
+    @abstractmethod
+    def plan(self, configuration: Configuration) -> Layout:
+        """See :meth:`Tunable.plan`."""
+
+    def start_from(self, default: Configuration) -> None:
+        """See :meth:`Tunable.start_from`."""
+        layout = self.plan(default)
+        self.prepare(layout)
+        self.default = default
+        if self.memory is not None:
+            self.memory.start_from(layout)
+        self.change(layout)
+
+    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """See :meth:`Tunable.vote_in`."""
+        self._voters = group, device
+
+    def prepare(self, layout: Layout) -> None:
+        """See :meth:`Tunable.prepare`."""
+        self.communicator.prepare(layout.configuration)
+
+    def schedule(self, layout: Layout) -> None:
+        """See :meth:`Tunable.schedule`."""
+        self.prepare(layout)
+        self._next = layout
+
+    def change(self, layout: Layout) -> bool:
+        """See :meth:`Changeable.change`."""
+        self.schedule(layout)
+        return True
+
+    @property
+    def layout_to_come(self) -> Layout:
+        return self._next or self.layout
+
+    @property
+    def is_recut_due(self) -> bool:
+        return self._next is not None
+
+    @property
+    def is_settled(self) -> bool:
+        return self._next is None
+
+    def watch(self) -> None:
+        """See :meth:`Tunable.watch`: the ends of steps are seen anyway."""
+        return
+
+    def detach(self) -> None:
+        """See :meth:`Tunable.detach`."""
+        self.after_reduction = self.on_return = None
+        self.waiting = nullcontext
+        self.vote_in(self.communicator.group, self.communicator.device)
+
+    # What a change is made of
+
+    @abstractmethod
+    def _put(self, layout: Layout) -> None:
+        """Put a layout in force, on this rank. Whatever it raises, all ranks go back."""
+
+    @abstractmethod
+    def _described(self, layout: Layout) -> str:
+        """The layout that has come into force, for the log."""
+
+    def _make_way(self, layout: Layout) -> None:
+        """A layout is about to be put in force: what it takes is measured from now on."""
+        self._steps_in_force = 0
+        if self.memory is not None:
+            self.observers.call(self.memory.begin, layout)
+
+    def _follow(self) -> None:
+        """Another layout has come into force."""
+        return
+
+    def _go_back(self) -> None:
+        """Put in force again what was before, on this rank."""
+        self.observers.call(self._put, self.layout)
+        self._make_way(self.layout)
+
+    def _carry_out(self) -> bool:
+        """Put the scheduled layout in force; whether that worked. All ranks call this together."""
+        assert self._next is not None
+        began = time.perf_counter()
+        layout, self._next = self._next, None
+        is_new = layout.digest != self.layout.digest
+        self._make_way(layout)
+        if not self._on_all_ranks(partial(self._put, layout), self._go_back):
+            return False
+        self.layout = layout
+        self._follow()
+        self.recut_seconds = time.perf_counter() - began
+        if self.communicator.rank == 0 and is_new:
+            milliseconds = self.recut_seconds * 1e3
+            logger.info("autotune: %s in %.1f ms", self._described(layout), milliseconds)
+        return True
+
+    def _on_all_ranks(self, change: Callable[[], None], go_back: Callable[[], None]) -> bool:
+        """Make ``change`` on all ranks; whether that worked. If one could not, all go back."""
+        ranks, error = attempt(change, *self._voters)
+        if not ranks:
+            return True
+        if error:
+            logger.error("rank %d %s (%s)", self.communicator.rank, self.cannot, error)
+        go_back()
+        reason = f"{self.failed} on rank {ranks}"
+        if self.communicator.rank == 0:
+            logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
+        if self.on_return is not None:
+            self.observers.call(self.on_return, reason)
+        return False
+
+    def _count_step(self) -> None:
+        """A step has been made, on all ranks."""
+        self._steps += 1
+        self._steps_in_force += 1
+        if self._steps_in_force == SETTLED_AFTER and self.memory is not None:
+            self.observers.call(self.memory.settle)
+        if self._steps == STEPS_SEEN and self.memory is not None:
+            self.observers.call(self.memory.read)
