@@ -9,7 +9,7 @@ from tests.upstream.subject import Known
 
 _ALL = (2, 3, 4)
 
-KNOWN_ON_GPUS: tuple[Known, ...] = (
+_KNOWN_ANYWHERE: tuple[Known, ...] = (
     Known(
         "recut",
         "test_different_graph_across_ranks",
@@ -35,12 +35,6 @@ KNOWN_ON_GPUS: tuple[Known, ...] = (
         (3,),
     ),
 )
-KNOWN = (
-    Known(
-        "recut",
-        "test_ddp_logging_data_cpu",
-        "Reads torch's statistics of steps, which a new reducer begins anew.",
-        _ALL,
-    ),
-    *KNOWN_ON_GPUS,
-)
+_STATISTICS = "Reads torch's statistics of steps, which a new reducer begins anew."
+KNOWN = (Known("recut", "test_ddp_logging_data_cpu", _STATISTICS, _ALL), *_KNOWN_ANYWHERE)
+KNOWN_ON_GPUS = (Known("recut", "test_ddp_logging_data_gpu", _STATISTICS, (2,)), *_KNOWN_ANYWHERE)

@@ -98,6 +98,7 @@ class _Changes:
         groups = ("shared", "own") if len(channels) > 1 else ("shared",)
         reasons = offer.reasons(tunable.communicator)
         can_prefetch = not any(reason.startswith("prefetch") for reason in reasons)
+        has_buffers = tunable.units[0].has_scatter_buffers
         low, high = offer.bucket_bytes
         while True:
             found = replace(
@@ -107,7 +108,7 @@ class _Changes:
                 channels=chosen(channels),
                 prefetch=chosen(BESIDE_OFFER["prefetch"] if can_prefetch else (0,)),
                 scatter_group=chosen(groups),
-                scatter_buffers=chosen(BESIDE_OFFER["scatter_buffers"]),
+                scatter_buffers=chosen(BESIDE_OFFER["scatter_buffers"] if has_buffers else (1,)),
             )
             if found != tunable.layout.configuration:
                 return found
