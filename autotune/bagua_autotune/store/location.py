@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Lists the mounts; on Linux only.
 MOUNTINFO = Path("/proc/self/mountinfo")
+ESCAPED = re.compile(r"\\([0-7]{3})")
 REMOTE = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
     *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs"),
@@ -114,7 +115,8 @@ def mounted_type(folder: Path, mountinfo: str) -> str:
     found, deepest = "", -1
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        point = Path(_unescaped(before.split(" ")[4]))
+        # Spaces and the like are octal escapes.
+        point = Path(ESCAPED.sub(lambda code: chr(int(code[1], 8)), before.split(" ")[4]))
         # Of two mounts on the same point the later one hides the other.
         if folder.is_relative_to(point) and len(point.parts) >= deepest:
             found, deepest = after.split(" ")[0], len(point.parts)
@@ -160,8 +162,3 @@ def _is_private(folder: Path) -> bool:
         return False
     is_closed = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
     return is_closed and found.st_uid == os.getuid()
-
-
-def _unescaped(text: str) -> str:
-    """Decode the octal escapes of spaces and the like."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
