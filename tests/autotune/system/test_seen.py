@@ -32,9 +32,11 @@ READ = ("", "/overview", "/curve", "/buckets", "/trials", "/observations", "/pro
 STEPS = {"trial": 0, "steps": [{"step": 9, "seconds": [1.0, 1.0]}]}
 
 
-def searched(store: Store, phase: JobPhase, has_seconds: bool = True) -> str:
+def searched(
+    store: Store, phase: JobPhase, has_seconds: bool = True, fingerprint: str = "f" * 64
+) -> str:
     """A search in this phase, of a step time of some milliseconds or of a score; its id."""
-    searching = Searching(store, has_seconds)
+    searching = Searching(store, has_seconds, fingerprint=fingerprint)
     searching.clock.now = time.time()
     if phase == "finished":
         search, verdict, record = searching.part()
