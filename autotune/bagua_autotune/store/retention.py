@@ -217,7 +217,7 @@ def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], no
         living = session.execute(select(*columns).where(JobRow.id.in_(ids), ~may_go)).first()
     if living is not None:
         ago = describe_seconds(max(0.0, now - living.last_contact_at))
-        raise JobLives(living.id, ago, can_be_forced=living.protocol != "v1")
+        raise JobLives(living.id, ago, living.protocol)
 
 
 def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:

@@ -134,6 +134,11 @@ def test_a_search_is_lost_once_it_is_silent_but_not_if_it_said_so_or_is_over(
 
 
 def test_a_search_is_kept_whole_and_deleted_whole(every_store: Store, served: str) -> None:
+    running = f"{served}/api/v2/jobs/{searched(every_store, 'tuning', fingerprint='other')}"
+    refused = requests.delete(running, timeout=60)
+    assert refused.status_code == 409
+    assert "the search then goes on without being stored" in refused.json()["detail"]
+    assert requests.delete(f"{running}?force=true", timeout=60).status_code == 200
     job_id = searched(every_store, "finished")
     assert thin(every_store, 0.0, 1e12) == 0
     path = f"{served}/api/v2/jobs/{job_id}"
