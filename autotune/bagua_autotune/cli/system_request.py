@@ -22,6 +22,7 @@ from bagua_autotune.model.job import LONGEST_NAME, MOST_SAMPLES
 from bagua_autotune.model.job import Limits as ShownLimits
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import OtherSchema, StoreError
+from bagua_autotune.system.alone import alone
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.record import About, Record
 from bagua_autotune.system.session import Limits
@@ -96,9 +97,12 @@ class Request:
     @contextmanager
     def record(self, asked: Asked) -> Iterator[Record]:
         """Where the runs are kept."""
-        store = _open(self.database)
+        store, about = _open(self.database), self._about(asked)
         try:
-            yield Record(store, self._about(asked), say_beside)
+            with alone(about.fingerprint) as is_alone:
+                if not is_alone:
+                    say_beside("another search with this command runs: this one begins anew")
+                yield Record(store, about, say_beside, goes_on=is_alone)
         finally:
             if store is not None:
                 store.close()

@@ -76,6 +76,7 @@ class Record:
         store: None: nothing is kept.
         say: is called with each line for the user.
         clock: seconds since the epoch.
+        goes_on: with an interrupted search; not so where that still runs.
 
     Attributes:
         job_id: of the job; None: there is none yet.
@@ -87,11 +88,13 @@ class Record:
         about: About,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        goes_on: bool = True,
     ) -> None:
         self._store = store
         self._about = about
         self._say = say
         self._clock = clock
+        self._goes_on = goes_on
         self._began_at = self._beat_at = clock()
         self._spent_before = 0.0
         self._earlier: Job | None = None
@@ -113,6 +116,8 @@ class Record:
             The facts of its first run; None: there is none.
         """
         found: list[Job] = []
+        if not self._goes_on:
+            return None
         self._write(lambda store: found.extend(self._find(store)), is_kept=False)
         if not found:
             return None

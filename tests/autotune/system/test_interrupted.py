@@ -154,6 +154,23 @@ def test_another_seed_is_another_search(tmp_path: Path) -> None:
     assert len(searches.trials()) == 2
 
 
+def test_two_searches_at_the_same_time_do_not_write_one_job(tmp_path: Path) -> None:
+    searches = Searches(tmp_path)
+    first = searches.start()
+    deadline = time.monotonic() + 60
+    while not searches.noted("starts"):
+        assert time.monotonic() < deadline, "no run begins"
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGSTOP)  # it runs until the other has ended
+    _, said = searches.whole()
+    os.kill(first.pid, signal.SIGCONT)
+    _, err = first.communicate(timeout=100)
+    assert said.startswith("another search with this command runs: this one begins anew")
+    assert "another search" not in err
+    one, other = searches.trials()
+    assert list(map(same, one)) == list(map(same, other))
+
+
 def test_a_database_that_cannot_be_used_is_said_and_the_search_goes_on(tmp_path: Path) -> None:
     searches = Searches(tmp_path)
     searches.database.write_text("this is no database\n" * 100)
