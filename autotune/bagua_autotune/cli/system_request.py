@@ -24,9 +24,10 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_autotune.system.alone import alone
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
-from bagua_autotune.system.record import About, Record
+from bagua_autotune.system.record import Record
 from bagua_autotune.system.session import Limits
 from bagua_autotune.system.settings.asked import Asked, Options, asked_settings
+from bagua_autotune.system.stored import About
 
 DEFAULT_STEPS = 30
 # What a search is the same by: all but where it is kept, and what is done with its result.
@@ -110,7 +111,7 @@ class Request:
     def _about(self, asked: Asked) -> About:
         limits = ShownLimits(
             max_samples=min(self.runs, MOST_SAMPLES),
-            max_seconds=None if self.minutes is None else 60 * self.minutes,
+            max_seconds=None if self.minutes is None else min(60 * self.minutes, 1e9),
         )
         name = clean(self.job or name_of(self.command))[:LONGEST_NAME]
         return About(name, self._fingerprint(asked), limits, has_seconds=self.metric is None)

@@ -7,63 +7,36 @@ from the store. Equal seeds and outcomes give equal searches, so it goes on wher
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import CONTACT_SECONDS, OVER, RUNS, Api, Job, Observation, Trial
-from bagua_autotune.model.job import Limits as JobLimits
+from bagua_autotune.model.job import CONTACT_SECONDS, OVER, Observation, Trial
 from bagua_autotune.model.job import Result as JobResult
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.reasons import RUN_FAILED
-from bagua_autotune.model.runs import RunsSpec
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
 from bagua_autotune.store.trials import Step
 from bagua_autotune.system.runs import CONFIRM, Outcome
 from bagua_autotune.system.space import SearchSpace
+from bagua_autotune.system.stored import (
+    FACTS,
+    KEPT_FACTS,
+    About,
+    Interruption,
+    Known,
+    closing,
+    take_up,
+)
 
-FACTS = "facts"
-KEPT_FACTS = ("backend", "has_client", "ranks", "device")
 GONE = "the job was deleted or is written by another search"
 
 
 class Diverged(Exception):
     """What is stored does not fit the search that is made now, as after a change of release."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What is known of a search before its first run.
-
-    Attributes:
-        name: of the job.
-        fingerprint: equal for searches that go on with one another.
-        limits: those that are shown.
-        has_seconds: whether a score is the seconds of a step.
-    """
-
-    name: str
-    fingerprint: str
-    limits: JobLimits
-    has_seconds: bool
-
-    @property
-    def protocol(self) -> Api:
-        return "runs" if self.has_seconds else "scores"
-
-
-@dataclass(frozen=True)
-class Known:
-    """A run of an interrupted search. ``outcome`` is None of the one that was cut short."""
-
-    trial: Trial
-    outcome: Outcome | None
 
 
 class Record:
@@ -97,8 +70,7 @@ class Record:
         self._goes_on = goes_on
         self._began_at = self._beat_at = clock()
         self._spent_before = 0.0
-        self._earlier: Job | None = None
-        self._known: list[Known] = []
+        self._earlier: Interruption | None = None
         self._decided_at: dict[int, float] = {}
         self._waiting: list[Callable[[Store], object]] = []
         self._is_failing = False
@@ -109,29 +81,34 @@ class Record:
         """Whether the same command could go on with the search."""
         return self._store is not None and self.job_id is not None
 
+    @property
+    def _known(self) -> list[Known]:
+        return self._earlier.runs if self._earlier else []
+
     def resume(self) -> Mapping[str, Any] | None:
         """Go on with an interrupted search, if there is one.
 
         Returns:
             The facts of its first run; None: there is none.
         """
-        found: list[Job] = []
+        found: list[Interruption | None] = []
         if not self._goes_on:
             return None
-        self._write(lambda store: found.extend(self._find(store)), is_kept=False)
-        if not found:
+        fingerprint, now = self._about.fingerprint, self._began_at
+        self._write(lambda store: found.append(take_up(store, fingerprint, now)), is_kept=False)
+        earlier = self._earlier = found[0] if found else None
+        if earlier is None:
             return None
-        job = self._earlier = found[0]
+        job = earlier.job
         self.job_id = job.id
         self._spent_before = job.present_seconds(job.created_at, job.last_contact_at)
-        runs = sum(known.outcome is not None for known in self._known)
+        runs = sum(known.outcome is not None for known in earlier.runs)
         self._say(
-            f"{runs} {'run' if runs == 1 else 'runs'} of an interrupted search taken over, begun "
+            f"{describe_count(runs, 'run')} of an interrupted search taken over, begun "
             f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(job.created_at))} "
             f"(bagua-autotune delete {job.id} has it begin anew)"
         )
-        facts: Mapping[str, Any] = job.data.get(FACTS, {})
-        return facts
+        return earlier.facts
 
     def begin(self, space: SearchSpace, facts: Mapping[str, Any]) -> None:
         """Register the job once it is known what is searched.
@@ -139,26 +116,13 @@ class Record:
         Raises:
             Diverged: another search was taken up than the one that begins.
         """
-        told = {name: facts[name] for name in KEPT_FACTS if name in facts}
-        ranks = told.get("ranks") or 1
-        software = {
-            name: clean(str(told[name])) for name in ("backend", "device") if told.get(name)
-        }
-        spec = RunsSpec(
-            name=self._about.name,
-            world_size=ranks,
-            ranks_per_node=(ranks,),
-            knobs={setting.name: setting.domain for setting in space.settings},
-            default_configuration=dict(space.settings_of(space.own)),
-            fingerprint=self._about.fingerprint,
-            limits=self._about.limits,
-            software=software,
-        )
+        spec = self._about.spec(space, facts)
         if self._earlier is not None:
             expected = (dict(spec.knobs), Configuration(spec.default_configuration))
-            if (dict(self._earlier.space), self._earlier.baseline) != expected:
+            if (dict(self._earlier.job.space), self._earlier.job.baseline) != expected:
                 raise Diverged
             return
+        told = {name: facts[name] for name in KEPT_FACTS if name in facts}
         job_id = self.job_id = uuid4().hex
         first = Trial(0, "search", Configuration(spec.default_configuration), "running",
                       started_at=self._began_at)  # fmt: skip
@@ -195,20 +159,13 @@ class Record:
     def ends(self, number: int, outcome: Outcome) -> None:
         """Keep a run that is over."""
         index, now = number - 1, self._clock()
-        score, cost = outcome.score, outcome.cost
-        if score is None or cost is None:
-            failure = clean(outcome.failure)
-            if not outcome.is_out_of_memory:
-                failure = f"{RUN_FAILED}: {failure}"
-            step = Step(now, index, failure=failure, is_infeasible=outcome.is_out_of_memory)
-        else:
-            step = Step(now, index, Estimate(cost, outcome.standard_error, 1))
+        score, step = outcome.score, closing(index, outcome, now)
 
         def write(store: Store) -> None:
             assert self.job_id is not None
             if score is not None:
                 seen = Observation(number, (score,))
-                store.add_observations(self.job_id, index, [seen], now, lambda *_: [cost])
+                store.add_observations(self.job_id, index, [seen], now, lambda *_: [outcome.cost])
             self._advance(store, step, now)
 
         self._write(write)
@@ -244,8 +201,8 @@ class Record:
         """How long the search has taken until it decided on this run, or until now. Of one that was
         resumed, without the time in which it was away."""
         if self._earlier is not None and number is not None and number <= len(self._known):
-            started_at = self._known[number - 1].trial.started_at or self._earlier.created_at
-            return self._earlier.present_seconds(self._earlier.created_at, started_at)
+            job, trial = self._earlier.job, self._known[number - 1].trial
+            return job.present_seconds(job.created_at, trial.started_at or job.created_at)
         now = self._clock()
         if number is not None:
             # Once for each run: whoever resumes the search finds the same.
@@ -257,25 +214,9 @@ class Record:
         self._say("the interrupted search does not fit this one, which begins anew")
         self.interrupted()
         self.job_id = self._earlier = None
-        self._known, self._waiting = [], []
+        self._waiting = []
         self._spent_before = 0.0
         self._decided_at.clear()
-
-    def _find(self, store: Store) -> Sequence[Job]:
-        """The interrupted search, if there is one, which goes on."""
-        job = store.latest_job(protocols=RUNS, fingerprint=self._about.fingerprint)
-        if job is None or job.result is not None:
-            return ()
-        if job.ended_at is None:  # it was killed
-            store.end_job(job.id, self._began_at)
-        store.resume_job(job.id, self._began_at)
-        seen = {index: told.values[0] for index, told in store.observations(job.id)}
-        job = store.job(job.id)
-        self._known = [
-            Known(trial, _outcome(job, trial, seen.get(trial.index)))
-            for trial in store.trials(job.id)
-        ]
-        return (job,)
 
     def _advance(self, store: Store, step: Step, now: float) -> None:
         job_id = self.job_id or ""
@@ -310,16 +251,3 @@ class Record:
                 self._say(f"the search goes on, but is not stored at present: {trouble(error)}")
             self._is_failing = True
         self._waiting = todo if is_kept else todo[:-1]
-
-
-def _outcome(job: Job, trial: Trial, score: float | None) -> Outcome | None:
-    """What a stored run came to; None: it was cut short."""
-    if trial.is_open or trial.started_at is None or trial.ended_at is None:
-        return None
-    seconds = job.present_seconds(trial.started_at, trial.ended_at)
-    if trial.estimate is not None:
-        error = trial.estimate.standard_error
-        return Outcome(score, trial.estimate.center, error, seconds=seconds)
-    failure = (trial.failure or "").removeprefix(f"{RUN_FAILED}: ")
-    is_short = trial.state == "infeasible"
-    return Outcome(failure=failure, seconds=seconds, is_out_of_memory=is_short)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
 from bagua_autotune.system.job import Interrupted
-from bagua_autotune.system.record import About, Record
+from bagua_autotune.system.record import Record
 from bagua_autotune.system.runs import BASELINE, Outcome, Run
 from bagua_autotune.system.search import SystemSearch, Verdict
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.settings.variables import THREADS, find_variables
 from bagua_autotune.system.space import SearchSpace
+from bagua_autotune.system.stored import About
 from tests.autotune.support import Clock
 from tests.autotune.system.planted import speed
 

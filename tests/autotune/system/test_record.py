@@ -14,9 +14,10 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.retention import delete_training
 from bagua_autotune.system.job import Interrupted
 from bagua_autotune.system.price import describe_price, pays_after_seconds
-from bagua_autotune.system.record import About, Diverged, Record
+from bagua_autotune.system.record import Diverged, Record
 from bagua_autotune.system.report import job_result
 from bagua_autotune.system.runs import BASELINE, CONFIRM, SEARCH
+from bagua_autotune.system.stored import About
 from tests.autotune.system.recorded import Searching
 
 
