@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.points import first_best
 from bagua_autotune.system.additive import AdditiveProcess, Seen
 from bagua_autotune.system.failures import Failures
+from bagua_autotune.system.log import Log, NoLog
 from bagua_autotune.system.runs import (
     BASELINE,
     CONFIRM,
@@ -54,43 +54,6 @@ SPARE_RUNS = 2
 
 Runner = Callable[[Mapping[str, str], float], Outcome]
 """Runs the job with other values of some settings, by name, for at most so many seconds."""
-
-
-class Log(Protocol):
-    """Where runs are kept, so that a search that was interrupted goes on.
-
-    Configurations are those of the settings alone; runs are numbered from 1.
-    """
-
-    def recalled(self, number: int, purpose: str, configuration: Configuration) -> Outcome | None:
-        """The outcome of a run that was made before; None: it is to be made."""
-
-    def begins(self, number: int, purpose: str, configuration: Configuration) -> None:
-        """Note that a run is made."""
-
-    def ends(self, number: int, outcome: Outcome) -> None:
-        """Keep a run that is over."""
-
-    def spent_seconds(self, number: int | None = None) -> float:
-        """How long the search has taken until it decided on this run, or until now."""
-
-
-class NoLog:
-    """Keeps nothing, and takes no time."""
-
-    def recalled(self, number: int, purpose: str, configuration: Configuration) -> Outcome | None:
-        """See Log."""
-        return None
-
-    def begins(self, number: int, purpose: str, configuration: Configuration) -> None:
-        """See Log."""
-
-    def ends(self, number: int, outcome: Outcome) -> None:
-        """See Log."""
-
-    def spent_seconds(self, number: int | None = None) -> float:
-        """See Log."""
-        return 0.0
 
 
 class BaselineFailure(Exception):
