@@ -256,7 +256,8 @@ class Overviews:
             steps=thin_out(times),
             switches=switches(reading),
             best=best_so_far(reading, summary.figures.incumbent_seconds),
-            ranks=rank_times(reading.latest) if has_seconds else [],
+            # One process times a whole run.
+            ranks=rank_times(reading.latest) if job.protocol == "v2" else [],
             why=explain(reading, summary.figures, self._exposed(reading)),
             machine_change=machine_change(reading),
             stock=stock,

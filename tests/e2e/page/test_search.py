@@ -43,7 +43,7 @@ def test_a_search_that_is_over_has_its_figures_plots_and_table(
     expect(page.locator("#figures")).to_contain_text("95 % interval")
     assert (figure(page, "Step time").count() > 0) == (kind == "timed")
     assert (figure(page, "Paid back after").count() > 0) == (kind == "timed")
-    for panel in ("#stock-panel", "#buckets-panel"):
+    for panel in ("#stock-panel", "#buckets-panel", "#ranks-panel"):
         expect(page.locator(panel)).to_be_hidden()
     expect(page.locator("#trials")).to_contain_text("the run failed: ended with exit code 1")
     expect(page.locator("#trials")).to_contain_text("NCCL_SOCKET_NTHREADS=")
