@@ -8,6 +8,7 @@ before its callback is used.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +20,44 @@ FIGURES = (
 )  # fmt: skip
 MOST_TAG_CHARACTERS = 5000
 """A database of MLflow's takes no more; a long list of buckets may be longer."""
+
+
+class Stored:
+    """The result of a job that is over, for which a callback is called by hand::
+
+        job = json.load(open("job.json"))  # bagua-autotune export JOB --json > job.json
+        bagua_client.callbacks.WandB()(bagua_client.callbacks.Stored(job))
+
+    Such as one of ``bagua-autotune system``, which is no training of its own.
+
+    Args:
+        job: what ``bagua-autotune export JOB --json`` printed.
+
+    Raises:
+        ValueError: the job has no result.
+    """
+
+    rank = 0
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        result = job.get("result")
+        if not result:
+            raise ValueError(f"job {job.get('name')!r} has no result: it is {job.get('state')!r}")
+        self.state = "finished"
+        self.round = int(job["round"])
+        self.at_step: int = result["steps"]
+        self.summary: str = result["summary"]
+        self.figures = {name: result[name] for name in FIGURES}
+        self._configuration: Mapping[str, Any] = result["configuration"]
+
+    @property
+    def configuration(self) -> Stored:
+        """By which ``to_json`` is found, as in a Tuning."""
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """The values of the configuration."""
+        return dict(self._configuration)
 
 
 class TensorBoard:
@@ -33,7 +72,7 @@ class TensorBoard:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def __call__(self, tuning: Tuning) -> None:
+    def __call__(self, tuning: Tuning | Stored) -> None:
         if tuning.rank != 0:
             return
         for name, value in _figures(tuning).items():
@@ -60,7 +99,7 @@ class WandB:
             _need("wandb", "wandb")
         self._run = run
 
-    def __call__(self, tuning: Tuning) -> None:
+    def __call__(self, tuning: Tuning | Stored) -> None:
         if tuning.rank != 0:
             return
         run = self._run
@@ -91,7 +130,7 @@ class MLflow:
         _need("mlflow", "mlflow-skinny")
         self._run_id = run_id
 
-    def __call__(self, tuning: Tuning) -> None:
+    def __call__(self, tuning: Tuning | Stored) -> None:
         if tuning.rank != 0:
             return
         import mlflow
@@ -109,15 +148,18 @@ class MLflow:
             client.set_tag(run_id, f"{PREFIX}.{name}", text[:MOST_TAG_CHARACTERS])
 
 
-def _figures(tuning: Tuning) -> dict[str, float]:
+def _figures(tuning: Tuning | Stored) -> dict[str, float]:
     """The figures that are known."""
     if tuning.state != "finished":
         return {}
-    values = {name: getattr(tuning, name) for name in FIGURES}
+    if isinstance(tuning, Stored):
+        values = tuning.figures
+    else:
+        values = {name: getattr(tuning, name) for name in FIGURES}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _words(tuning: Tuning) -> str:
+def _words(tuning: Tuning | Stored) -> str:
     return str(tuning) if tuning.state != "finished" else tuning.summary
 
 

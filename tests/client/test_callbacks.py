@@ -70,6 +70,67 @@ def test_other_ranks_write_nothing() -> None:
     callbacks.WandB(run=object())(other)
 
 
+STORED = {
+    "name": "train.py", "state": "finished", "round": 0,
+    "result": {
+        "configuration": {"--ddp-bucket-size": 4194304, "ds.json:zero.overlap": "true"},
+        "speedup": 1.31, "low": 1.24, "high": 1.38, "trials": 14, "steps": 14, "seconds": 240.0,
+        "cost_steps": 900.0, "cost_seconds": 240.0, "payback_steps": None,
+        "summary": "1.31x (1.24 to 1.38) over your settings",
+    },
+}  # fmt: skip
+
+
+def test_a_stored_search_is_shown_as_a_tuning_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = callbacks.Stored(STORED)
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
+    try:
+        callbacks.WandB(run)(stored)
+        assert run.config["bagua"]["--ddp-bucket-size"] == 4194304
+        assert run.summary["bagua/speedup"] == 1.31
+        assert run.summary["bagua/result"].startswith("1.31x")
+    finally:
+        run.finish()
+
+
+def test_a_stored_search_is_in_mlflow_as_a_tuning_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri((tmp_path / "new").as_uri())
+    with mlflow.start_run() as run:
+        callbacks.MLflow()(callbacks.Stored(STORED))
+    data = mlflow.get_run(run.info.run_id).data
+    assert data.metrics["bagua.trials"] == 14
+    assert "bagua.payback_steps" not in data.metrics
+    assert data.tags["bagua.ds.json:zero.overlap"] == "true"
+
+
+def test_a_stored_search_is_in_tensorboard_as_a_tuning_is(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        callbacks.TensorBoard(writer)(callbacks.Stored(STORED))
+        found = EventAccumulator(str(tmp_path)).Reload()
+    assert found.Scalars("bagua/speedup")[-1].value == pytest.approx(1.31)
+    assert "bagua/payback_steps" not in found.Tags()["scalars"]
+    (text,) = found.Tensors("bagua/result/text_summary")
+    assert '"--ddp-bucket-size": 4194304' in text.tensor_proto.string_val[0].decode()
+
+
+def test_a_job_without_a_result_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"job 'train\.py' has no result"):
+        callbacks.Stored({**STORED, "state": "ended", "result": None})
+
+
 def test_tensorboard_shows_figures_and_the_result(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -103,6 +103,8 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
 # How indented blocks begin that are no commands.
 NOT_COMMANDS = (
     r"result: bucket .*",  # README.md: what is printed
+    r"\d+ runs of an interrupted search .*",  # docs/system.md
+    r"spent \d+ GPU-minutes .*",
     r"autotune(:| stops using) (job|bucket) .*",
     r"tests/ .*",  # docs/design.md: a list of folders
     r"rule_files: .*",  # docs/monitoring.md: Prometheus

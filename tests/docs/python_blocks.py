@@ -60,4 +60,5 @@ COMPILED: tuple[tuple[str, str, str], ...] = (
         "bagua_client.on_tuned(",
         "three libraries; tests/client/test_results_page.py",
     ),
+    ("docs/results.md", "import json", "a finished job; tests/client/test_callbacks.py"),
 )

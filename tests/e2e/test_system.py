@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bagua_autotune.store import Store
 from bagua_autotune.system.job import Job
 from bagua_autotune.system.measures import Metric, StepTimes
+from bagua_autotune.views import Overviews
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -37,8 +39,11 @@ def assert_nothing_is_left() -> None:
     assert left == []
 
 
-def test_the_fastest_of_a_training_is_found_by_its_steps() -> None:
+def test_the_fastest_of_a_training_is_found_by_its_steps(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'autotune.db'}"
     options = [
+        "--database",
+        database,
         "--steps",
         "10",
         "--runs",
@@ -58,6 +63,16 @@ def test_the_fastest_of_a_training_is_found_by_its_steps() -> None:
     assert done.stdout == "export FAST=1\n"
     assert "ms a step" in done.stderr
     assert "6 runs, 0 of them failed" in done.stderr
+    store = Store(database, as_found=True)
+    (overview,) = Overviews(store).job_list().jobs
+    store.close()
+    assert (overview.name, overview.protocol, overview.world_size) == ("system_job.py", "runs", 2)
+    assert overview.figures.speedup is not None
+    assert overview.figures.payback_steps is not None
+    before, after = overview.figures.baseline_seconds, overview.figures.incumbent_seconds
+    assert before is not None
+    assert after is not None
+    assert before / after == pytest.approx(overview.figures.speedup)
     assert_nothing_is_left()
 
 

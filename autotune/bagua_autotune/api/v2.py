@@ -15,12 +15,12 @@ from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import RUNS, Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import Store, retention
 from bagua_autotune.store.errors import JobConflict, JobLives
 from bagua_autotune.store.retention import delete_training
-from bagua_autotune.tuning.reported import OtherProtocol, WrongStep
+from bagua_autotune.tuning.reported import OF_RUNS, OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews
 
@@ -49,8 +49,8 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     """The requests of a job's rank 0; every answer is the job's state."""
 
     @api.errorhandler(OtherProtocol)
-    def _other_protocol(_error: OtherProtocol) -> Response:
-        return failure(409, "The job belongs to /api/v1; only Bagua's own workers report to it.")
+    def _other_protocol(error: OtherProtocol) -> Response:
+        return failure(409, str(error))
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -112,6 +112,8 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
 
     @api.get("/jobs/<job_id>/copy")
     def get_copy(job_id: str) -> Response:
+        if tuner.store.job(job_id).protocol in RUNS:
+            raise OtherProtocol(OF_RUNS)
         return answer(copy_of(tuner.store, tuner.knowledge, job_id))
 
     @api.post("/copies")

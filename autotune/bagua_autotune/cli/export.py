@@ -13,7 +13,7 @@ from bagua_autotune.cli.reader import (
     source_options,
 )
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import OVER
+from bagua_autotune.model.job import OVER, RUNS
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views import JobOverview
 from bagua_simulator.summary import summarise
@@ -77,6 +77,11 @@ def _profile(reader: Reader, job: JobOverview) -> str:
 
 def _configuration(reader: Reader, job: JobOverview) -> str:
     name = clean(job.job.name)
+    if job.job.protocol in RUNS:
+        raise click.ClickException(
+            f"job {name} is a search of 'bagua-autotune system', whose settings a training is "
+            "started with: --json has them as its result"
+        )
     if job.job.protocol != "v2":
         raise click.ClickException(f"job {name} runs Bagua's own workers: they read no such file")
     best = next((trial.configuration for trial in job.trials if trial.is_best), None)

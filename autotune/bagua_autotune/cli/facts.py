@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from bagua_autotune.cli.output import ceiling_words, times
-from bagua_autotune.model.text import describe, describe_memory, describe_seconds
+from bagua_autotune.model.job import RUNS
+from bagua_autotune.model.text import describe_memory, describe_seconds, describe_whole
 from bagua_autotune.views import JobSummary
 
 
@@ -14,10 +15,10 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
     """Return lines such as ``step time: 228 ms by default, 186 ms with the best, 186 ms now``."""
     figures, progress = job.figures, job.progress
     yield f"in short: {job.headline}"
-    yield f"runs: {describe(job.configuration)}"
+    yield f"runs: {describe_whole(job.configuration)}"
     speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
     yield f"speed-up: {speedup}{ceiling_words(figures)}"
-    if job.protocol == "v2":  # Bagua's own workers tell no seconds
+    if job.protocol in ("v2", "runs"):  # Bagua's own workers tell no seconds, nor do scores
         default, best, now = (
             _seconds(seconds)
             for seconds in (
@@ -33,13 +34,18 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
             for peak in (figures.default_peak_bytes, figures.peak_bytes)
         )
         yield f"memory: {default} by default, {best} with the best"
-    most = f"at most {progress.max_trials} in a search, besides those that confirm"
+    most = f"at most {progress.max_trials}"
+    if job.protocol not in RUNS:
+        most += " in a search, besides those that confirm"
     yield f"trials: {progress.trials_measured} measured; {most}"
     lost = "" if figures.cost_steps is None else f"; {figures.cost_steps:.1f} lost by slower trials"
     if figures.default_exposed_seconds is not None:
         exposed = describe_seconds(figures.default_exposed_seconds)
         yield f"exposed by default: {exposed} of communication that computing does not hide"
-    yield f"steps: {figures.search_steps} under trials{lost}"
+    if job.protocol in RUNS:
+        yield f"time: {describe_seconds(figures.search_seconds)}"
+    else:
+        yield f"steps: {figures.search_steps} under trials{lost}"
     heard = datetime.fromtimestamp(job.last_contact_at).strftime("%Y-%m-%d %H:%M:%S")
     yield f"last heard of: {heard}"
 

@@ -13,8 +13,13 @@ from rich.text import Text
 from bagua_autotune.cli.output import ceiling_words, times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import describe, describe_count, describe_left, describe_seconds
+from bagua_autotune.model.job import BEING_TUNED, CONTACT_SECONDS, RUNS
+from bagua_autotune.model.text import (
+    describe_count,
+    describe_left,
+    describe_seconds,
+    describe_whole,
+)
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
 LABEL_WIDTH = 9
@@ -60,7 +65,10 @@ class OverviewPanel:
         yield "trials", _progress(job, width)
         yield "now", _now(overview)
         yield "best", _best(overview)
-        yield "default", describe(overview.default_configuration) + _pace(figures.baseline_seconds)
+        yield (
+            "default",
+            describe_whole(overview.default_configuration) + _pace(figures.baseline_seconds),
+        )
         if overview.steps.points:
             yield from _steps(overview.steps, min(width, WIDEST_GRAPH), ascii_only)
         yield from _costs(figures, job.state in BEING_TUNED)
@@ -101,13 +109,13 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
 def _now(overview: JobOverview) -> str:
     job = overview.job
     if job.trial is not None:
-        words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
+        words = f"trial {job.trial.index}: {describe_whole(job.trial.configuration)}"
         # The latest steps may still be those of the previous trial.
         is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
         return words + _pace(job.figures.current_seconds if is_known else None)
     if job.state in BEING_TUNED:
         return "the next trial is being chosen"
-    return describe(job.configuration)
+    return describe_whole(job.configuration)
 
 
 def _best(overview: JobOverview) -> str:
@@ -166,6 +174,8 @@ def silence(job: JobSummary) -> str:
     silent = time.time() - job.last_contact_at
     step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
+    if job.protocol in RUNS:  # it reports when a run is over, and else as often as this
+        patience = 2 * CONTACT_SECONDS
     if job.state not in BEING_TUNED or job.deciding or silent < patience:
         return ""
     return f"the job last reported {describe_seconds(round(silent))} ago"

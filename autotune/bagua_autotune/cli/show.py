@@ -10,8 +10,8 @@ from bagua_autotune.cli.facts import fact_lines
 from bagua_autotune.cli.output import ceiling_words, print_json, print_table, say, times
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
-from bagua_autotune.model.job import OVER, Result
-from bagua_autotune.model.text import describe, describe_count, describe_seconds
+from bagua_autotune.model.job import OVER, RUNS, Result
+from bagua_autotune.model.text import describe_count, describe_seconds, describe_whole
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.stock import stock_ddp_line, without_us
 
@@ -53,17 +53,18 @@ def _show(overview: JobOverview) -> None:
     if overview.limits.max_seconds is not None:
         say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a search")
     if found.result:
-        _say_result(found.result)
+        _say_result(found.result, is_of_runs=found.protocol in RUNS)
     chosen = found.configuration
     if best and not (found.result and found.state in OVER):
         chosen = best.configuration
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-        say(f"best so far: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
+        say(f"best so far: {describe_whole(chosen)}: {speedup}{ceiling_words(figures)}")
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
-    say(f"{without_us(overview.stock)}: {stock_ddp_line(overview.stock)}")
+    if found.protocol not in RUNS:
+        say(f"{without_us(overview.stock)}: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")
@@ -82,8 +83,10 @@ def _print_trials(trials: list[ShownTrial]) -> None:
     print_table(("round", *COLUMNS), numbered)
 
 
-def _say_result(result: Result) -> None:
+def _say_result(result: Result, is_of_runs: bool) -> None:
     say(f"result: {result.summary}")
+    if is_of_runs:  # its summary says the price
+        return
     if result.cost_seconds:  # jobs tuned by an older release have none
         cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
         say(f"cost: slower trials and switches lost the time of {cost}")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bagua_autotune.cli.output import say_beside
+from bagua_autotune.cli.system_request import Request
 from bagua_autotune.model.characters import clean
 from bagua_autotune.system.job import Interrupted, Job, stopping
-from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.report import (
     best_so_far,
     document,
@@ -26,14 +22,12 @@ from bagua_autotune.system.report import (
 )
 from bagua_autotune.system.runs import Outcome
 from bagua_autotune.system.search import FEWEST_RUNS, BaselineFailure, SystemSearch, Verdict
-from bagua_autotune.system.session import AUTO, Limits, Session
-from bagua_autotune.system.settings.asked import Asked, Options, asked_settings
+from bagua_autotune.system.session import AUTO, Session
 from bagua_autotune.system.settings.from_preset import ALLOWANCES
 from bagua_autotune.system.settings.places import Start
 from bagua_autotune.system.settings.presets import PRESETS
 from bagua_autotune.system.settings.variables import BACKENDS
 
-DEFAULT_STEPS = 30
 INTERRUPTED = 130
 
 
@@ -62,6 +56,8 @@ INTERRUPTED = 130
               help="A run that takes longer counts as failed.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(FEWEST_RUNS), default=25, show_default=True,
               help="Most runs in all.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0, min_open=True),
+              help="Most minutes in all, with those before an interruption.")  # fmt: skip
 @click.option("--backend", type=click.Choice([AUTO, *BACKENDS]), default=AUTO,
               show_default=True, help="The backend whose variables are searched.")  # fmt: skip
 @click.option("--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)),
@@ -98,6 +94,12 @@ INTERRUPTED = 130
               help="Write the changed files of the result into this folder.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False),
               metavar="FILE", help="Write all runs to this file, as JSON.")  # fmt: skip
+@click.option("--job", help="Name of the search in lists and on the page.  [default: that of the "
+              "script or program]")  # fmt: skip
+@click.option("--database", metavar="URL", help="Keep the runs in this database.  [default: the "
+              "one that serve uses]")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(0), help="How many GPUs COMMAND uses, for the price.  "
+              "[default: its ranks, if they use GPUs]")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def system(**given: Any) -> None:
     """Find settings with which COMMAND trains faster.
@@ -106,7 +108,8 @@ def system(**given: Any) -> None:
     step time. Settings are variables, those of NCCL or gloo unless a preset is named, arguments of
     COMMAND, and keys of files that it names. The result is printed as lines for a shell: eval
     "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest variables. All else goes
-    to standard error: the progress, and the command with the fastest arguments.
+    to standard error: the progress, and the command with the fastest arguments. Each run is stored:
+    the same command goes on with a search that was interrupted.
     """
     request = Request(**given)
     asked = request.asked()
@@ -115,80 +118,31 @@ def system(**given: Any) -> None:
     places = {name: setting.place for name, setting in asked.settings.items()}
     verdict: Verdict | None = None
     start: Start | None = None
-    with stopping() as signals:
-        measure = request.measure()
-        job = Job(request.command, measure, lambda: bool(signals), places)
-        session = Session(job, measure, asked, bool(request.presets), request.limits, say_beside)
+    price = ""
+    measure = request.measure()
+    with stopping() as signals, request.record(asked) as record:
+        job = Job(request.command, measure, lambda: bool(signals), places, record.beat)
+        limits, has_preset = request.limits, bool(request.presets)
+        session = Session(job, record, measure, asked, has_preset, limits, say_beside)
         try:
             verdict = session.run()
             start = job.start(session.changes(verdict.configuration), request.keep)
+            price = session.finish(verdict, request.gpus)
         except BaselineFailure as failure:
             raise click.ClickException(_explain(failure.outcome)) from failure
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         except Interrupted:
             _tell_best(session.search, job)
+            if record.is_kept:
+                say_beside("the same command goes on with this search")
         finally:
             if request.output and session.search:
                 runs = document(session.search, request.command, verdict, start)
                 request.output.write_text(json.dumps(runs, indent=2) + "\n")
     if session.search is None or verdict is None or start is None:
         sys.exit(INTERRUPTED)
-    _tell(session.search, verdict, start)
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options and the command, by the names that they have above."""
-
-    command: tuple[str, ...]
-    metric: str | None
-    higher_is_better: bool
-    last: bool
-    steps: int | None
-    timeout: float
-    runs: int
-    backend: str
-    presets: Sequence[str]
-    allowed: Sequence[str]
-    variables: Sequence[str]
-    arguments: Sequence[str]
-    json_keys: Sequence[str]
-    yaml_keys: Sequence[str]
-    only_with: Sequence[tuple[str, str]]
-    takes_memory: Sequence[str]
-    interfaces: Sequence[str]
-    only: Sequence[str]
-    seed: int
-    keep: Path | None
-    output: Path | None
-
-    def measure(self) -> Measure:
-        """How the speed is found. Raises click.BadParameter."""
-        if self.metric is None:
-            return StepTimes(self.steps or DEFAULT_STEPS)
-        try:
-            pattern = re.compile(self.metric)
-            return Metric(pattern, self.higher_is_better, self.last, self.steps)
-        except (re.error, ValueError) as error:
-            raise click.BadParameter(str(error), param_hint="--metric") from error
-
-    def asked(self) -> Asked:
-        """What the user named. Raises click.UsageError before anything has run."""
-        options = Options(
-            self.variables, self.arguments, self.json_keys, self.yaml_keys, self.only_with,
-            self.takes_memory, self.presets, self.allowed,
-        )  # fmt: skip
-        try:
-            if self.keep:
-                self.keep.mkdir(parents=True, exist_ok=True)
-            return asked_settings(options, self.command, os.environ)
-        except (ValueError, OSError) as error:
-            raise click.UsageError(str(error)) from error
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.backend, self.interfaces, self.only, self.runs, self.timeout, self.seed)
+    _tell(session.search, verdict, start, price)
 
 
 def _explain(outcome: Outcome) -> str:
@@ -197,8 +151,9 @@ def _explain(outcome: Outcome) -> str:
     return f"the job fails with your own settings: {outcome.failure}{said}"
 
 
-def _tell(search: SystemSearch, verdict: Verdict, start: Start) -> None:
+def _tell(search: SystemSearch, verdict: Verdict, start: Start, price: str) -> None:
     say_beside(summary(search, verdict))
+    say_beside(price)
     changes = search.space.changes(verdict.configuration)
     for line in other_lines(search.space, changes, start):
         say_beside(line)

@@ -10,7 +10,7 @@ from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of
-from bagua_autotune.model.job import EventKind, Job, Result, Trial
+from bagua_autotune.model.job import RUNS, EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
@@ -65,6 +65,8 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
     """
     defaults, objective = round_.defaults, round_.objective
     default_seconds = _seconds(defaults.pooled, objective)
+    if round_.job.protocol in RUNS:
+        return _bill_of_runs(round_, default_seconds)
     ran = [trial for trial in round_.trials if trial.index in observed]
     are_single = objective.seconds(0.0) is not None
     steps = 0
@@ -82,6 +84,14 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
             seconds += count * max(0.0, own_seconds - beside_seconds)
     seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in round_.trials)
     return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
+
+
+def _bill_of_runs(round_: Round, default_seconds: float | None) -> Bill:
+    """All the time of a search with whole runs is its cost: nothing was trained in it."""
+    job = round_.job
+    seconds = job.present_seconds(job.created_at, job.finished_at or job.last_contact_at)
+    runs = sum(not trial.is_open for trial in round_.trials)
+    return Bill(runs, seconds, seconds / default_seconds if default_seconds else 0.0)
 
 
 def _seconds(found: Estimate | None, objective: Objective) -> float | None:

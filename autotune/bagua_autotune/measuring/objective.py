@@ -92,9 +92,31 @@ class Speed:
         return None
 
 
+class RunTime(StepTime):
+    """The step time of a whole run, which is one trial."""
+
+    closes_itself = False
+
+
+class RunScore(RunTime):
+    """A number that a run printed. Its cost is a logarithm, too, but stands for no time: only the
+    search knows whether more is better, and stores the cost of each run beside its number."""
+
+    def cost(self, values: Sequence[float | None], apart: bool = False) -> float:
+        raise NotImplementedError("the cost of a run is stored with it")
+
+    def seconds(self, cost: float) -> float | None:
+        return None
+
+
 def bounded(speed: float) -> float:
     """The speed within ±LARGEST_SPEED."""
     return max(-LARGEST_SPEED, min(speed, LARGEST_SPEED))
 
 
-OBJECTIVES: dict[Api, Objective] = {"v1": Speed(), "v2": StepTime()}
+OBJECTIVES: dict[Api, Objective] = {
+    "v1": Speed(),
+    "v2": StepTime(),
+    "runs": RunTime(),
+    "scores": RunScore(),
+}

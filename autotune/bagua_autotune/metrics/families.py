@@ -183,7 +183,8 @@ FAMILIES = (
     ),
     Family(
         "bagua_autotune_trial_failures_total",
-        "Failed trials, by reason: the ranks disagreed, or the loss rose (diverged).",
+        "Failed trials, by reason: the ranks disagreed, the loss rose (diverged), or a run of "
+        "`system` failed (run_failed).",
         ("reason",),
         _failures,
     ),

@@ -8,8 +8,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from bagua_autotune.model import reasons
 from bagua_autotune.store.errors import NoAnswer
 
-# All that a trial fails for: the ranks could not, or would not, run it together; or it harmed them.
-FAILURES = (reasons.DISAGREEMENT_CODE, reasons.DIVERGED_CODE)
+# All that a trial fails for: the ranks could not, or would not, run it together; or it harmed them;
+# or it was a whole run, which failed.
+FAILURES = (reasons.DISAGREEMENT_CODE, reasons.DIVERGED_CODE, reasons.RUN_FAILED_CODE)
 STORE_ERRORS = ("busy", "unavailable", "statement", reasons.OTHER_CODE)
 
 

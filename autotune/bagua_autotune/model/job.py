@@ -32,8 +32,10 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.team import TeamName
 from bagua_autotune.model.view import Moment
 
-# By which a job's ranks speak: Bagua's own, or this project's.
-Api = Literal["v1", "v2"]
+# By which a job's ranks speak: Bagua's own, or this project's. Of a search with whole runs (system)
+# there are none: its runs are timed by their steps, or have a score of their own.
+Api = Literal["v1", "v2", "runs", "scores"]
+RUNS: tuple[Api, ...] = ("runs", "scores")
 JobPhase = Literal["tuning", "confirming", "finished", "ended", "lost"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 # The training ended, or is lost, before its tuning did.

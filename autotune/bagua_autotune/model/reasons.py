@@ -20,6 +20,9 @@ DISAGREEMENT_CODE = "disagreement"
 DIVERGED_CODE = "diverged"
 INFEASIBLE_CODE = "infeasible"
 OTHER_CODE = "other"
+RUN_FAILED_CODE = "run_failed"
+RUN_FAILED = "the run failed"
+"""Of a search with whole runs; the reason follows behind a colon."""
 HARM = "the training suffered"
 LASTING_HARM = f"{HARM} in the long run"
 """Of what was kept, and harmed the training only then."""
@@ -63,6 +66,8 @@ def result_code(result: Result) -> str:
 
 def failure_code(failure: str) -> str:
     """Why a trial failed, for programs."""
+    if failure.startswith(RUN_FAILED):
+        return RUN_FAILED_CODE
     return DIVERGED_CODE if failure.startswith(HARM) else DISAGREEMENT_CODE
 
 

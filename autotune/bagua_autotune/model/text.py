@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,7 +53,11 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
     "prefetch_bytes": KnobWords("gathered ahead", "{} gathered ahead", (0,)),
 }
 # With these values a knob that no words are known for is taken not to be in use.
-UNUSED: tuple[Value, ...] = ("off", "as_is", 0)
+NOT_SET = "not set"
+"""Of a setting of a command."""
+UNUSED: tuple[Value, ...] = ("off", "as_is", 0, NOT_SET)
+KNOB_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""All others are settings, and read as on a command line."""
 # An explicit list of buckets makes these meaningless.
 SIZES = ("bucket_bytes", "first_bucket_bytes", "last_bucket_bytes")
 
@@ -107,6 +112,8 @@ def describe_speedup(speedup: float, low: float | None = None, high: float | Non
 
 def words_of(knob: str) -> KnobWords:
     """The knob's words; where none are known, those that its name has."""
+    if not KNOB_NAME.fullmatch(knob):
+        return KnobWords(knob, f"{knob}={{}}", (NOT_SET,))
     name = knob.replace("_", " ")
     return KNOB_WORDS.get(knob) or KnobWords(name, f"{name} {{}}", UNUSED)
 
@@ -142,6 +149,11 @@ def describe(configuration: Mapping[str, Value]) -> str:
         for knob, value in values.items()
         if knob not in hidden and not is_unused(knob, value)
     )
+
+
+def describe_whole(configuration: Mapping[str, Value]) -> str:
+    """The same, with words for one that sets nothing, as a search with whole runs begins with."""
+    return describe(configuration) or "nothing set"
 
 
 def _short(number: float) -> str:

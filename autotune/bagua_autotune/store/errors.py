@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from bagua_autotune.model.job import RUNS, Api
+
 NO_ANSWER = "The database does not answer at present; try again."
 DISK_FULL = "The database's disk is full: nothing is stored until there is room; then try again."
 FILE_LOST = (
@@ -60,16 +62,19 @@ class UnknownTrial(Exception):
 class JobLives(Exception):
     """The job's training may still run."""
 
-    def __init__(self, job_id: str, ago: str, can_be_forced: bool) -> None:
+    def __init__(self, job_id: str, ago: str, protocol: Api) -> None:
+        what, self.can_be_forced = "training", protocol != "v1"
         then = (
             "End it first, or force it: the training then goes on; while it is being tuned it "
             "registers again, and is tuned from its beginning."
-            if can_be_forced
-            else "End it first: Bagua's own workers would fail without their job."
         )
-        self.can_be_forced = can_be_forced
+        if protocol in RUNS:
+            what = "search"
+            then = "End it first, or force it: the search then goes on without being stored."
+        elif not self.can_be_forced:
+            then = "End it first: Bagua's own workers would fail without their job."
         super().__init__(
-            f"The training of job {job_id} may still run: it was heard of {ago} ago. {then}"
+            f"The {what} of job {job_id} may still run: it was heard of {ago} ago. {then}"
         )
 
 

@@ -31,6 +31,8 @@ from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, Pro
 
 logger = logging.getLogger(__name__)
 
+# Jobs of our own client.
+TUNED_HERE: tuple[Api, ...] = ("v2",)
 # So many unreadable jobs in a row do not hide an older one.
 MOST_UNREADABLE = 9
 # Statements that are used often are built once.
@@ -173,16 +175,21 @@ class Jobs:
         return rows.job_record(the_row(self.database.ask(JOB, job_id=job_id), job_id))
 
     def latest_job(
-        self, *, finished: bool = False, profiled: bool = False, **keys: str | None
+        self,
+        *,
+        finished: bool = False,
+        profiled: bool = False,
+        protocols: Collection[Api] = TUNED_HERE,
+        **keys: str | None,
     ) -> Job | None:
-        """The newest job of /api/v2 with all the given keys, which are columns.
+        """The newest job of these protocols with all the given keys, which are columns.
 
         Args:
             finished: whether it must have a result.
             profiled: whether it must have a profiled step.
         """
         equal = (getattr(JobRow, name) == key for name, key in keys.items() if key is not None)
-        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2", *equal)
+        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol.in_(protocols), *equal)
         if finished:
             query = query.where(JobRow.result.is_not(null()))
         if profiled:

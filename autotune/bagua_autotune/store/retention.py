@@ -187,8 +187,9 @@ def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
 
     Args:
         force: also if the training may still run, which goes on. While it is being tuned its next
-            report finds no job, so it registers again and is tuned from its beginning. Bagua's own
-            workers would fail instead, so theirs is not deleted until it was silent for an hour.
+            report finds no job, so it registers again and is tuned from its beginning; a search
+            with whole runs goes on without being stored. Bagua's own workers would fail instead,
+            so theirs is not deleted until it was silent for an hour.
 
     Raises:
         UnknownJob: there is no such job.
@@ -197,7 +198,7 @@ def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
     now = time.time()
     may_go = JobRow.ended_at.is_not(None) | (JobRow.last_contact_at < now - SILENT_SECONDS)
     if force:
-        may_go |= JobRow.protocol == "v2"
+        may_go |= JobRow.protocol != "v1"
     ids = [life for life, _ in store.lives(job_id)]
     _refuse_living(store, ids, may_go, now)
     found = (delete_where(store, (JobRow.id == life) & may_go) for life in ids)
@@ -215,7 +216,7 @@ def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], no
         living = session.execute(select(*columns).where(JobRow.id.in_(ids), ~may_go)).first()
     if living is not None:
         ago = describe_seconds(max(0.0, now - living.last_contact_at))
-        raise JobLives(living.id, ago, can_be_forced=living.protocol == "v2")
+        raise JobLives(living.id, ago, living.protocol)
 
 
 def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:

@@ -23,9 +23,10 @@ from sqlalchemy import ColumnElement, Text, bindparam, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import Inherited, Job, JobSpec, Limits, Result, Saved, Trial
+from bagua_autotune.model.job import RUNS, Inherited, Job, JobSpec, Limits, Result, Saved, Trial
 from bagua_autotune.model.knobs import SPACE, Configuration
 from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.database import Database, Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
@@ -123,7 +124,8 @@ def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
 
 def job_spec(row: JobRow) -> JobSpec:
     """The registration; fields that it lacks have today's defaults."""
-    return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
+    kind = RunsSpec if row.protocol in RUNS else JobSpec
+    return kind.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
 
 @lru_cache(maxsize=SPECS_KEPT)

@@ -38,6 +38,7 @@ class Job:
         command: with its arguments.
         measure: finds the speed.
         is_interrupted: asked all the time; once it is true, the run is ended with all processes.
+        beat: called all the time while a run goes on.
         places: by the name of a setting: where its value goes. A name that is not here is that of
             an environment variable.
     """
@@ -48,11 +49,13 @@ class Job:
         measure: Measure,
         is_interrupted: Callable[[], bool],
         places: Mapping[str, Place] | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._command = tuple(command)
         self._measure = measure
         self._is_interrupted = is_interrupted
         self._places = places or {}
+        self._beat = beat
 
     def start(self, changes: Mapping[str, str], folder: Path | None) -> Start:
         """How it is started with other values of some settings.
@@ -135,6 +138,7 @@ class Job:
                 return Outcome(failure=f"gave no result within {describe_seconds(timeout_seconds)}")
             if self._is_interrupted():
                 raise Interrupted
+            self._beat()
             time.sleep(POLL_SECONDS)
 
 

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from bagua_autotune.model.job import Result
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe_seconds, describe_speedup
 from bagua_autotune.system.measures import Measure
 from bagua_autotune.system.runs import Outcome, Run, costs_of
@@ -17,6 +20,7 @@ from bagua_autotune.system.settings.places import FileKey, Start
 from bagua_autotune.system.space import SearchSpace
 
 OWN = "your settings"
+TIME_WAS_UP = "--minutes was over before anything was compared in turns"
 
 
 def export_lines(start: Start) -> list[str]:
@@ -66,12 +70,54 @@ def summary(search: SystemSearch, verdict: Verdict) -> str:
     seconds = sum(run.outcome.seconds for run in search.runs)
     outcomes = f"{failed} of them failed" + (f", {short} ran out of memory" if short else "")
     effort = f"{len(search.runs)} runs, {outcomes}, {describe_seconds(seconds)}"
+    if verdict.is_out_of_time:
+        return f"{OWN} stay: {TIME_WAS_UP}; {effort}"
     if verdict.configuration == search.space.own:
         return f"nothing faster than {OWN}; {effort}"
     gain = verdict.gain
     assert gain is not None  # nothing is kept without a comparison
     words = describe_speedup(gain.center, gain.low, gain.high)
     return f"{words} over {OWN}, measured in turns; {effort}"
+
+
+def job_result(search: SystemSearch, verdict: Verdict, price: str, spent_seconds: float,
+               has_seconds: bool) -> Result:  # fmt: skip
+    """The result as the store keeps it.
+
+    Args:
+        price: in words.
+        spent_seconds: by the search, all of which is its cost.
+        has_seconds: whether scores are seconds of a step.
+    """
+    own = search.space.own
+    is_winner = verdict.configuration != own
+    gain = verdict.gain if is_winner and verdict.gain else Interval(1.0, 1.0, 1.0)
+    cost_steps = spent_seconds / math.exp(fmean(costs_of(search.runs, own))) if has_seconds else 0.0
+    saved_share = 1 - 1 / gain.center
+    reason = "" if is_winner else TIME_WAS_UP if verdict.is_out_of_time else NOTHING_FASTER
+    return Result(
+        configuration=search.space.settings_of(verdict.configuration),
+        kept="winner" if is_winner else "baseline",
+        speedup=gain.center,
+        low=gain.low,
+        high=gain.high,
+        trials=len(search.runs),
+        steps=len(search.runs),
+        seconds=spent_seconds,
+        summary=f"{summary(search, verdict)}; {price}",
+        cost_steps=cost_steps,
+        cost_seconds=spent_seconds,
+        payback_steps=math.ceil(cost_steps / saved_share) if cost_steps and is_winner else None,
+        reason=reason,
+        reason_code=WINNER_CODE if is_winner else REASON_CODES.get(reason, OTHER_CODE),
+    )
+
+
+def failed_result(own: Configuration, runs: int, spent_seconds: float, failure: str) -> Result:
+    """The result of a search that ended as the job failed with the user's own settings."""
+    reason = f"the job failed with {OWN}: {failure}"
+    return Result(own, "baseline", 1.0, 1.0, 1.0, runs, runs, spent_seconds, reason,
+                  cost_seconds=spent_seconds, reason=reason, reason_code=OTHER_CODE)  # fmt: skip
 
 
 def best_so_far(search: SystemSearch) -> tuple[Configuration, float] | None:

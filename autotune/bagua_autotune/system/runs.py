@@ -15,6 +15,10 @@ USUAL_DEVIATION = 0.03
 USUAL_COUNT = 2
 
 
+BASELINE, SEARCH, CONFIRM = "baseline", "search", "confirm"
+"""What a run is made for."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one run.
@@ -42,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the job, the ``number``-th from 1. Its purpose: baseline, search or confirm."""
+    """One run of the job, the ``number``-th from 1."""
 
     number: int
     purpose: str

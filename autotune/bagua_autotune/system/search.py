@@ -14,7 +14,17 @@ from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.points import first_best
 from bagua_autotune.system.additive import AdditiveProcess, Seen
 from bagua_autotune.system.failures import Failures
-from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation
+from bagua_autotune.system.log import Log, NoLog
+from bagua_autotune.system.runs import (
+    BASELINE,
+    CONFIRM,
+    SEARCH,
+    Outcome,
+    Run,
+    banned,
+    costs_of,
+    deviation,
+)
 from bagua_autotune.system.space import SearchSpace
 
 FEWEST_RUNS = 6
@@ -39,6 +49,8 @@ HORIZON_TRIALS = 1e6
 # A run that takes so many times as long as one with the user's own settings is not the fastest.
 PATIENCE = 3.0
 LEAST_PATIENCE_SECONDS = 20.0
+# Of the time that is left so many runs are spared while it is searched: some take longer.
+SPARE_RUNS = 2
 
 Runner = Callable[[Mapping[str, str], float], Outcome]
 """Runs the job with other values of some settings, by name, for at most so many seconds."""
@@ -59,10 +71,12 @@ class Verdict:
     Attributes:
         configuration: the fastest; the user's own settings if nothing was really faster.
         gain: how many times as fast it is; None: nothing was compared.
+        is_out_of_time: nothing was compared since the time was over.
     """
 
     configuration: Configuration
     gain: Interval | None = None
+    is_out_of_time: bool = False
 
 
 class SystemSearch:
@@ -74,7 +88,10 @@ class SystemSearch:
         most_runs: of all kinds together, at least ``FEWEST_RUNS``.
         timeout_seconds: a run that takes longer counts as failed.
         seed: equal seeds and outcomes give equal searches.
-        on_run: called after every run.
+        on_run: called after every run that is made, and not recalled.
+        runs: made before.
+        log: keeps all further ones.
+        most_seconds: the whole search may take, with the comparison in turns at its end.
     """
 
     def __init__(
@@ -86,6 +103,8 @@ class SystemSearch:
         seed: int = 0,
         on_run: Callable[[Run], None] = lambda run: None,
         runs: tuple[Run, ...] = (),
+        log: Log = NoLog(),  # noqa: B008  (it has no state)
+        most_seconds: float = math.inf,
     ) -> None:
         self.space = space
         self._knobs, self._numbered = space.numbered()
@@ -95,6 +114,8 @@ class SystemSearch:
         self._timeout_seconds = timeout_seconds
         self._seed = seed
         self._on_run = on_run
+        self._log = log
+        self._most_seconds = most_seconds
 
     def find(self) -> Verdict:
         """Search, then compare the best with the user's own settings in turns.
@@ -103,16 +124,16 @@ class SystemSearch:
             BaselineFailure: the job fails with the user's own settings.
         """
         if not self.runs:
-            self._run_own("baseline")
-        while self._runs_left > 2 * self._kept_pairs:
+            self._run_own(BASELINE)
+        while min(self._runs_left, self._timely_runs - SPARE_RUNS) > 2 * self._kept_pairs:
             if self._is_own_due:
-                self._run_own("baseline")
+                self._run_own(BASELINE)
                 continue
             upcoming = self._upcoming()
             if upcoming is None:
                 break
-            self._measure("search", upcoming)
-        while self._runs_left >= 2 * FEWEST_PAIRS:
+            self._measure(SEARCH, upcoming)
+        while min(self._runs_left, self._timely_runs) >= 2 * FEWEST_PAIRS:
             winner = self.best()
             if winner == self.space.own:
                 break
@@ -121,7 +142,8 @@ class SystemSearch:
                 is_faster = gain.low > 0
                 shown = Interval(*(math.exp(value) for value in (gain.center, gain.low, gain.high)))
                 return Verdict(winner if is_faster else self.space.own, shown)
-        return Verdict(self.space.own)
+        is_out_of_time = self._timely_runs < 2 * FEWEST_PAIRS and self.best() != self.space.own
+        return Verdict(self.space.own, is_out_of_time=is_out_of_time)
 
     def best(self) -> Configuration:
         """The fastest settings with the noise accounted for; the user's own if nothing is known."""
@@ -137,6 +159,23 @@ class SystemSearch:
     @property
     def _runs_left(self) -> int:
         return self._most_runs - len(self.runs)
+
+    @property
+    def _seconds_left(self) -> float:
+        """Before the next run."""
+        return self._most_seconds - self._log.spent_seconds(len(self.runs) + 1)
+
+    @property
+    def _timely_runs(self) -> float:
+        """How many runs the time that is left suffices for."""
+        seconds, usual = self._seconds_left, self._own_seconds
+        return math.inf if math.isinf(seconds) else seconds // max(usual, 1e-9)
+
+    @property
+    def _own_seconds(self) -> float:
+        """How long a run with the user's own settings takes, at most so far."""
+        own = [r.outcome.seconds for r in self.runs if r.configuration == self.space.own]
+        return max(own, default=0.0)
 
     @property
     def _kept_pairs(self) -> int:
@@ -202,14 +241,15 @@ class SystemSearch:
             if not is_half and pairs >= FEWEST_PAIRS:
                 gain = self._gain(blocks)
                 is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS
-                if not is_undecided or pairs == MOST_PAIRS or self._runs_left < 2:
+                has_runs = min(self._runs_left, self._timely_runs) >= 2
+                if not is_undecided or pairs == MOST_PAIRS or not has_runs:
                     return gain
             if len(blocks) % 4 in (0, 3):
-                blocks.append(self._measure("confirm", winner))
+                blocks.append(self._measure(CONFIRM, winner))
                 if blocks[-1].cost is None:
                     return None
             else:
-                blocks.append(self._run_own("confirm"))
+                blocks.append(self._run_own(CONFIRM))
         return None
 
     def _gain(self, blocks: list[Run]) -> Interval:
@@ -228,15 +268,25 @@ class SystemSearch:
         return run
 
     def _measure(self, purpose: str, configuration: Configuration) -> Run:
-        outcome = self._run(self.space.changes(configuration), self._patience)
-        run = Run(len(self.runs) + 1, purpose, configuration, outcome)
+        number, settings = len(self.runs) + 1, self.space.settings_of(configuration)
+        outcome = self._log.recalled(number, purpose, settings)
+        if outcome is not None:
+            self.runs.append(Run(number, purpose, configuration, outcome))
+            return self.runs[-1]
+        self._log.begins(number, purpose, settings)
+        outcome = self._run(self.space.changes(configuration), self._patience(purpose))
+        self._log.ends(number, outcome)
+        run = Run(number, purpose, configuration, outcome)
         self.runs.append(run)
         self._on_run(run)
         return run
 
-    @property
-    def _patience(self) -> float:
-        own = [r.outcome.seconds for r in self.runs if r.configuration == self.space.own]
-        if not own:
+    def _patience(self, purpose: str) -> float:
+        usual = self._own_seconds
+        if not usual:
             return self._timeout_seconds
-        return min(self._timeout_seconds, max(PATIENCE * max(own), LEAST_PATIENCE_SECONDS))
+        patience = min(self._timeout_seconds, max(PATIENCE * usual, LEAST_PATIENCE_SECONDS))
+        if purpose == SEARCH:
+            # The comparison at the end needs its time.
+            patience = min(patience, self._seconds_left - (2 * FEWEST_PAIRS + 1) * usual)
+        return patience

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.job import Job
-from bagua_autotune.system.measures import Measure
-from bagua_autotune.system.report import describe_run
-from bagua_autotune.system.runs import Run, costs_of
+from bagua_autotune.system.job import Interrupted, Job
+from bagua_autotune.system.measures import Measure, StepTimes
+from bagua_autotune.system.price import describe_price
+from bagua_autotune.system.record import Diverged, Record
+from bagua_autotune.system.report import describe_run, failed_result, job_result
+from bagua_autotune.system.runs import BASELINE, Outcome, Run, costs_of
 from bagua_autotune.system.search import BaselineFailure, SystemSearch, Verdict
 from bagua_autotune.system.settings.asked import Asked, searched
 from bagua_autotune.system.settings.setting import Setting
@@ -31,6 +34,7 @@ class Limits:
         interfaces: network interfaces that the user named.
         only: names of the settings to vary; empty: all.
         runs: at most, in all.
+        most_seconds: that all may take.
         timeout_seconds: a run that takes longer counts as failed.
         seed: of the random choices.
     """
@@ -41,6 +45,7 @@ class Limits:
     runs: int
     timeout_seconds: float
     seed: int
+    most_seconds: float = math.inf
 
 
 class Session:
@@ -48,6 +53,7 @@ class Session:
 
     Args:
         job: runs the command.
+        record: keeps the runs.
         measure: which the job uses.
         asked: what the user named.
         has_preset: the user did, so variables that are searched else are not.
@@ -55,40 +61,95 @@ class Session:
 
     Attributes:
         search: None until the first run has succeeded.
+        facts: of the first run.
     """
 
     def __init__(
-        self, job: Job, measure: Measure, asked: Asked, has_preset: bool, limits: Limits,
-        say: Callable[[str], None],
+        self, job: Job, record: Record, measure: Measure, asked: Asked, has_preset: bool,
+        limits: Limits, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._job = job
+        self._record = record
         self._measure = measure
         self._asked = asked
         self._has_preset = has_preset
         self._limits = limits
         self._say = say
         self.search: SystemSearch | None = None
+        self.facts: Mapping[str, Any] = {}
 
     def run(self) -> Verdict:
-        """Search to the end.
+        """Search to the end, from where an interrupted search was.
 
         Raises:
             BaselineFailure: the job fails with the user's own settings.
             ValueError: there is nothing to search, or a name in ``only`` is unknown.
             Interrupted: by the job.
         """
+        try:
+            try:
+                return self._find(self._record.resume())
+            except Diverged:
+                self._record.forget()
+                return self._find(None)
+        except Interrupted:
+            self._record.interrupted()
+            raise
+        except BaselineFailure as failure:
+            if self.search is not None:
+                own, runs = self.search.space.own, len(self.search.runs)
+                seconds = self._record.spent_seconds()
+                settings = self.search.space.settings_of(own)
+                words = failure.outcome.failure
+                self._record.finish(failed_result(settings, runs, seconds, words))
+            raise
+
+    def finish(self, verdict: Verdict, gpus: int | None = None) -> str:
+        """Keep the result; the price of the search in words.
+
+        Args:
+            gpus: that the job uses; None: one for each rank, if it uses any.
+        """
+        assert self.search is not None
+        if gpus is None:
+            gpus = int(self.facts.get("ranks", 0)) if self.facts.get("device") == "cuda" else 0
+        seconds, own = self._record.spent_seconds(), self.search.space.own
+        gain = None if verdict.configuration == own else verdict.gain
+        price = describe_price(seconds, gpus, gain)
+        has_seconds = isinstance(self._measure, StepTimes)
+        self._record.finish(job_result(self.search, verdict, price, seconds, has_seconds))
+        return price
+
+    def _find(self, known: Mapping[str, Any] | None) -> Verdict:
+        """Search to the end.
+
+        Args:
+            known: the facts of an interrupted search; None: this one is new.
+        """
+        limits = self._limits
+        first = self._run_first() if known is None else None
+        self.facts = self._measure.facts if known is None else known
+        space = SearchSpace(self._settings(self.facts), limits.seed)
+        self._record.begin(space, self.facts)
+        outcome = self._record.recalled(1, BASELINE, space.settings_of(space.own))
+        if outcome is None:
+            outcome = first or self._run_first()
+            self._record.ends(1, outcome)
+        own = Run(1, BASELINE, space.own, outcome)
+        self.search = SystemSearch(
+            space, self._job, limits.runs, limits.timeout_seconds, limits.seed, self._on_run,
+            (own,), self._record, limits.most_seconds,
+        )  # fmt: skip
+        self._say("searched: " + ", ".join(space.names))
+        return self.search.find()
+
+    def _run_first(self) -> Outcome:
         limits = self._limits
         first = self._job({}, limits.timeout_seconds)
         self._say(describe_run(1, limits.runs, {}, first, [], self._measure))
         if first.cost is None:
             raise BaselineFailure(first)
-        space = SearchSpace(self._settings(self._measure.facts), limits.seed)
-        own = Run(1, "baseline", space.own, first)
-        self.search = SystemSearch(
-            space, self._job, limits.runs, limits.timeout_seconds, limits.seed, self._on_run, (own,)
-        )
-        self._say("searched: " + ", ".join(space.names))
-        return self.search.find()
+        return first
 
     def changes(self, configuration: Configuration) -> dict[str, str]:
         """The values that differ from the user's own, by the names of the settings."""

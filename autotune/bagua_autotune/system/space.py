@@ -67,6 +67,10 @@ class SearchSpace:
         given = {s.name: s.levels[configuration[s.name]] for s in self.settings}
         return {name: text for name, text in given.items() if text is not None}
 
+    def settings_of(self, configuration: Configuration) -> Configuration:
+        """The values of the settings, without the number of connections that they add up to."""
+        return Configuration({name: configuration[name] for name in self.names})
+
     def numbered(self) -> tuple[Space, dict[Configuration, Configuration]]:
         """Knobs and candidates in which words that stand beside two numbers or more are numbers.
 

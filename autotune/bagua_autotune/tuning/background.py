@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import Event, Job, Trial
+from bagua_autotune.model.job import RUNS, Event, Job, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import GIVING_UP, HARM, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate
@@ -124,7 +124,7 @@ class Decisions:
         """Take one step, if it is due; False if the job moved on meanwhile."""
         with self._store.database.reading():
             round_ = Round.of(self._store.job(job_id), self._store.trials(job_id))
-        if round_.job.is_over:
+        if round_.job.is_over or round_.job.protocol in RUNS:  # those decide for themselves
             return True
         round_ = self._with_late_steps(round_)
         job, closed = round_.job, round_.open_trial

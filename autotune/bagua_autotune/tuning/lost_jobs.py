@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from bagua_autotune.earlier.succession import let_go, take_up
-from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Api, Event, Job
+from bagua_autotune.model.job import LEASE_SECONDS, RUNS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
 
@@ -43,16 +43,19 @@ class Leases:
         listened = now - self._listens_since >= LEASE_SECONDS
         self._lose("v2", now, LEASE_SECONDS if listened else SILENT_SECONDS)
         self._lose("v1", now, SILENT_SECONDS)
+        for protocol in RUNS:
+            self._lose(protocol, now, LEASE_SECONDS if listened else SILENT_SECONDS)
         self._looked_at = now  # not if the database failed
 
     def _lose(self, protocol: Api, now: float, patience_seconds: float) -> None:
         # Bagua's workers say nothing any more once they are tuned.
-        event = Event("lost", message=_silent(patience_seconds), at=now)
+        event = Event("lost", message=_silent(patience_seconds, protocol), at=now)
         for job_id in self._store.lose_silent(
             protocol, now - patience_seconds, event, also_finished=protocol == "v2"
         ):
             logger.info("job %s: %s", job_id, event.message)
-            take_up(self._store, job_id)
+            if protocol not in RUNS:  # who goes on with a search says so itself
+                take_up(self._store, job_id)
 
     def heard(self, job: Job) -> Job:
         """A job whose ranks spoke; one that was lost goes on."""
@@ -66,5 +69,6 @@ class Leases:
         return self._store.job(job.id)
 
 
-def _silent(seconds: float) -> str:
-    return f"nothing was heard for {describe_seconds(seconds)}: the training is taken for lost"
+def _silent(seconds: float, protocol: Api) -> str:
+    taken = "search is interrupted" if protocol in RUNS else "training is taken for lost"
+    return f"nothing was heard for {describe_seconds(seconds)}: the {taken}"

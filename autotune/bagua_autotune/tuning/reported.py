@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from bagua_autotune.deciding.next_step import step_cost
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.job import RUNS, Job, Observation, Trial
+
+OF_BAGUA = "The job belongs to /api/v1; only Bagua's own workers report to it."
+OF_RUNS = "The job is a search of `bagua-autotune system`, which has no ranks that report."
 
 
 class WrongStep(Exception):
@@ -14,13 +17,15 @@ class WrongStep(Exception):
 
 
 class OtherProtocol(Exception):
-    """The job is one of a protocol whose ranks report in another way."""
+    """The job is one of a protocol whose ranks report in another way; says which."""
 
 
 def check_protocol(job: Job) -> None:
     """Raise OtherProtocol if the job's ranks do not report like this."""
     if not OBJECTIVES[job.protocol].closes_itself:
-        raise OtherProtocol(job.id)
+        if job.protocol in RUNS:
+            raise OtherProtocol(OF_RUNS)
+        raise OtherProtocol(OF_BAGUA)
 
 
 def weigh(observations: Sequence[Observation], job: Job, trial: Trial) -> list[float]:

@@ -13,7 +13,7 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import RUNS, Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
@@ -67,7 +67,8 @@ def make_curve(
 ) -> Curve:
     """Fit the search's model to the trials of the round that is shown. Takes a while.
 
-    There is none with too few trials, and with a search method or a protocol that has none.
+    There is none with too few trials, with a search method or a protocol that has none, and of a
+    search with whole runs, which the service does not make.
 
     Args:
         trials: of all rounds.
@@ -77,7 +78,7 @@ def make_curve(
     best, baseline = best_trial(round_), round_.defaults.first
     known = Curve(trials=closed(round_.trials))
     objective = round_.objective
-    if baseline is None or best is None:
+    if baseline is None or best is None or job.protocol in RUNS:
         return known
     scale, chosen = objective.scale(baseline.center), best.configuration
     has_seconds = objective.seconds(baseline.center) is not None

@@ -17,6 +17,7 @@ from bagua_autotune.measuring.standing import (
     speedup,
     standing,
 )
+from bagua_autotune.model.job import RUNS
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.view import View
@@ -45,10 +46,11 @@ def saved_rank_seconds(reading: Reading) -> float | None:
 
     A job of 8 ranks that has trained for an hour less saves 8 rank-hours, which are GPU-hours where
     each rank has a GPU. Only steps that its ranks told of count (see tuning.savings), so it lags by
-    up to ten minutes. None where nothing is measured yet, or where the ranks tell no seconds.
+    up to ten minutes. None where nothing is measured yet, where the ranks tell no seconds, and of
+    a search with whole runs, which trains nothing.
     """
     job = reading.job
-    has_seconds = reading.objective.seconds(0.0) is not None
+    has_seconds = reading.objective.seconds(0.0) is not None and job.protocol not in RUNS
     first = Round.of(job, reading.trials, 0)
     if not has_seconds or first.defaults.first is None:
         return None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
-from bagua_autotune.model.job import CUT_SHORT, Event, Job, Limits, Trial
+from bagua_autotune.model.job import CUT_SHORT, RUNS, Event, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration, Knob, Space
 from bagua_autotune.model.text import KNOB_WORDS, words_of
 from bagua_autotune.model.view import View
@@ -68,8 +68,9 @@ class JobOverview(View):
     of more than 256 those that compute longest and shortest. ``why``: why this configuration.
     ``machine_change``: one sentence if the machine itself became slower or faster during the
     tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and
-    ``stock_ddp`` the Python for it. ``events``: the newest. ``lives``: those of its training, if
-    it has several. ``knob_words``: of the job's knobs, and of those that the service knows.
+    ``stock_ddp`` the Python for it, empty of a search with whole runs. ``events``: the newest.
+    ``lives``: those of its training, if it has several. ``knob_words``: of the job's knobs, and of
+    those that the service knows.
     """
 
     job: JobSummary
@@ -222,6 +223,8 @@ class Overviews:
     def buckets(self, job_id: str) -> JobBuckets:
         """How the tensors are cut by default, and by the best configuration so far."""
         job = self.store.job(job_id)
+        if job.protocol in RUNS:
+            return JobBuckets(tensors=0, bytes=0, layouts=[])
         best = best_trial(Round.shown(job, self.store.trials(job_id)))
         configurations: dict[Role, Configuration] = {"default": job.baseline}
         if best is not None:
@@ -253,11 +256,12 @@ class Overviews:
             steps=thin_out(times),
             switches=switches(reading),
             best=best_so_far(reading, summary.figures.incumbent_seconds),
-            ranks=rank_times(reading.latest) if has_seconds else [],
+            # One process times a whole run.
+            ranks=rank_times(reading.latest) if job.protocol == "v2" else [],
             why=explain(reading, summary.figures, self._exposed(reading)),
             machine_change=machine_change(reading),
             stock=stock,
-            stock_ddp=stock_ddp_snippet(stock),
+            stock_ddp="" if job.protocol in RUNS else stock_ddp_snippet(stock),
             events=self.store.events(job_id, NEWEST_EVENTS),
             knob_words=_knob_words(job.space),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.measuring.standing import best_trial, bounds, closest
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import CUT_SHORT, Job, Trial
+from bagua_autotune.model.job import CUT_SHORT, RUNS, Job, Trial
 from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES, result_code
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
@@ -27,6 +27,9 @@ LOST_EARLY = (
 )
 
 
+SEARCH_INTERRUPTED = "The search is interrupted; the same command goes on with it"
+
+
 def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
     """Return the page's headline, such as ``Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB,
     hierarchical``.
@@ -44,10 +47,16 @@ def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
         return f"{_end(job)}{outcome}"
     so_far = _so_far(job, state.progress, figures)
     if job.phase in CUT_SHORT:
-        return ", ".join([LOST_EARLY if job.phase == "lost" else ENDED_EARLY, *so_far])
+        return ", ".join([_cut_short(job), *so_far])
     word = "Confirming" if job.phase == "confirming" else "Tuning"
     again = " again" if job.round else ""
     return f"{word}{again}: " + ", ".join([*(so_far or ["measuring the default"]), *_pace(state)])
+
+
+def _cut_short(job: Job) -> str:
+    if job.protocol in RUNS:
+        return SEARCH_INTERRUPTED
+    return LOST_EARLY if job.phase == "lost" else ENDED_EARLY
 
 
 def _end(job: Job) -> str:

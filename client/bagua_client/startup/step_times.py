@@ -73,6 +73,8 @@ class Recorder:
         found = {
             "backend": str(dist.get_backend()) if _has_group() else "",
             "has_client": "bagua_client" in sys.modules,
+            "ranks": _ranks(),
+            "device": "cuda" if _is_on_gpu() else "cpu",
             "step_seconds": seconds,
             "wrappers": _wrappers() if is_over else [],
             "is_over": is_over,
@@ -106,11 +108,25 @@ def _rank() -> int:
     return int(os.environ.get("RANK") or 0)
 
 
+def _ranks() -> int:
+    import torch.distributed as dist
+
+    if _has_group():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _is_on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _mark() -> Any:
     """A mark of now; on a GPU an event, so that the host does not wait for the device."""
     import torch
 
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+    if not _is_on_gpu():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()

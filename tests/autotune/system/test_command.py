@@ -70,7 +70,10 @@ def test_the_fastest_settings_come_out_as_lines_for_a_shell(folder: Path) -> Non
     assert len(document["runs"]) <= 20
     speedup = document["speedup"]
     assert speedup["low"] < 1.8 < speedup["high"]
-    assert f"{speedup['center']:.2f}x (" in err.splitlines()[-1]
+    result, price = err.splitlines()[-2:]
+    assert result.startswith(f"{speedup['center']:.2f}x (")
+    assert price.startswith("spent ")
+    assert f" of training at {speedup['center']:.2f}x (" in price
     assert_nothing_is_left(folder)
 
 

@@ -7,6 +7,12 @@ import { element } from "./dom.js";
 const WORDS = { tuning: "Tuning", confirming: "Confirming", finished: "Finished", ended: "Ended", lost: "Lost" };
 const SILENT_SECONDS = 60;
 
+/** Whether it is a search with whole runs of a command, not a training that is tuned while it runs. */
+export const isOfRuns = ({ protocol }) => ["runs", "scores"].includes(protocol);
+
+/** Whether it is known how many seconds a step takes. */
+export const hasSeconds = ({ protocol }) => !["v1", "scores"].includes(protocol);
+
 export const isOver = ({ state }) => ["finished", "ended", "lost"].includes(state);
 
 /** Whether its speed-up is that of a result, and no longer of the best trial so far. */
@@ -19,7 +25,8 @@ export function isSilent(job) {
 }
 
 export function stateWords(job, silent = isSilent(job)) {
-  const word = WORDS[job.state] ?? job.state;
+  const isCutShort = ["ended", "lost"].includes(job.state);
+  const word = isOfRuns(job) && isCutShort ? "Interrupted" : WORDS[job.state] ?? job.state;
   const parts = [word, job.round ? `round ${job.round + 1}` : "", silent && job.state !== "lost" ? "silent" : ""];
   return parts.filter(Boolean).join(", ");
 }

@@ -2,7 +2,7 @@
 
 import { byId, element, setText } from "../dom.js";
 import { bytes, count, duration, fixed, grouped, percent, seconds, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
-import { badge, isOver, isSettled, stateWords } from "../state.js";
+import { badge, hasSeconds, isOfRuns, isOver, isSettled, stateWords } from "../state.js";
 
 export function showHeadline({ job }) {
   document.title = `${job.name} · ${stateWords(job)} · Bagua Autotune`;
@@ -21,11 +21,11 @@ export function showHeadline({ job }) {
 }
 
 function speedup(job) {
-  const { figures, protocol } = job;
+  const { figures } = job;
   const interval = timesInterval(figures.speedup_low, figures.speedup_high);
   let note = "nothing to compare with the default yet";
   if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
-  else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
+  else if (figures.speedup !== null) note = job.protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
   else if (isOver(job)) note = "nothing was compared";
   if (figures.ceiling !== null) note += `; ${figures.is_noise ? "noise: " : ""}at most ${times(figures.ceiling)} is possible`;
   return { name: "Speed-up", value: times(figures.speedup), note, isNoise: figures.is_noise };
@@ -33,6 +33,7 @@ function speedup(job) {
 
 function stepTime(job) {
   const { figures, protocol } = job;
+  if (protocol === "scores") return null;
   const { baseline_seconds: before, incumbent_seconds: best, current_seconds: now } = figures;
   if (protocol === "v1") {
     return { name: "Step time", value: UNKNOWN, note: "Bagua 0.9 workers report a speed, not seconds" };
@@ -54,24 +55,25 @@ const roughly = (steps) => (steps < 9.95 ? steps.toFixed(1) : grouped(steps));
 
 function cost(job) {
   const { cost_seconds: lost, cost_steps: steps } = job.figures;
-  if (job.protocol === "v1") return null;
+  if (!hasSeconds(job)) return null;
   const name = isOver(job) ? "Cost of the search" : "Cost so far";
   if (steps === null) return { name, value: UNKNOWN, note: "known once the default is measured" };
-  return { name, value: `${roughly(steps)} steps`, note: `${duration(lost)} lost on slower configurations` };
+  const note = isOfRuns(job) ? "in which nothing was trained" : "lost on slower configurations";
+  return { name, value: `${roughly(steps)} steps`, note: `${duration(lost)} ${note}` };
 }
 
 function payback(job) {
   const { payback_steps: steps, incumbent_seconds: best } = job.figures;
-  if (job.protocol === "v1") return null;
+  if (!hasSeconds(job)) return null;
   const name = isOver(job) ? "Paid back after" : "Would be paid back after";
-  if (isOver(job) && !isSettled(job)) return { name, value: UNKNOWN, note: "the training ended before there was a result" };
+  if (isOver(job) && !isSettled(job)) return { name, value: UNKNOWN, note: `the ${isOfRuns(job) ? "search" : "training"} ended before there was a result` };
   if (steps === null) return { name, value: UNKNOWN, note: isSettled(job) ? "the default was kept" : "nothing faster found yet" };
   return { name, value: count(steps, "step"), note: best === null ? "at the new speed" : `${duration(steps * best)} at the new speed` };
 }
 
 function tried(job) {
   const { search_steps: steps, search_seconds: spent } = job.figures;
-  const note = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
+  const note = steps && !isOfRuns(job) ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
   return { name: "Tried", value: count(job.progress.trials_measured, "trial"), note };
 }
 

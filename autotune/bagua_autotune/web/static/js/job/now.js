@@ -2,7 +2,7 @@
 
 import { byId, element, setText } from "../dom.js";
 import { count, duration, grouped } from "../format.js";
-import { isOver, isSilent } from "../state.js";
+import { isOfRuns, isOver, isSilent } from "../state.js";
 
 export function showNow(overview) {
   const { job } = overview;
@@ -29,6 +29,7 @@ function inForce({ job, trials, default_configuration: standard }) {
 
 function phase(job) {
   const { state, deciding, ended_at: ended, progress, result, round } = job;
+  if (isOfRuns(job) && isOver(job)) return runsPhase(job);
   if (state === "finished") {
     const kept = result?.kept === "winner" ? "this configuration was faster than the default and is kept" : "the job keeps the default";
     return `Tuning is finished: ${kept}.${ended === null ? "" : " The training has ended."}`;
@@ -40,6 +41,12 @@ function phase(job) {
   if (progress.trials_measured === 0 && !round) return "First trial: the default is measured, to compare everything with it.";
   const again = round ? "The step time changed, so the job is tuned again. " : "";
   return again + (deciding ? "Search: the next configuration is being chosen." : "Search: this configuration is being measured.");
+}
+
+function runsPhase({ state, result }) {
+  if (state !== "finished") return "The search is interrupted. The same command goes on with it.";
+  const kept = result?.kept === "winner" ? "these settings were faster than your own" : "your own settings stay";
+  return `The search is finished: ${kept}.`;
 }
 
 /** Of the phase that runs: the trials that confirm come on top of those of the search. */

@@ -5,6 +5,7 @@ import { byId, setText } from "../dom.js";
 const THANKS_MS = 2000;
 
 export function showStockDdp({ job, stock_ddp, trials }) {
+  byId("stock-panel").hidden = !stock_ddp;
   setText(byId("stock"), stock_ddp);
   const isKnown = job.protocol === "v2" && trials.some((trial) => trial.is_best);
   const command = `bagua-autotune export ${job.id} --configuration > tuned.json`;

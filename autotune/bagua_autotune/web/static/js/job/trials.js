@@ -2,6 +2,7 @@
 
 import { byId, element } from "../dom.js";
 import { bytes, duration, grouped, seconds, secondsInterval, times } from "../format.js";
+import { hasSeconds } from "../state.js";
 import { SortedTable } from "../table.js";
 import { atLength } from "./at_length.js";
 
@@ -38,7 +39,7 @@ export function trialsTable() {
         rowClass: (trial) => (trial.is_best ? "best" : ""),
         parameter: "trials",
         sort: { key: "index", direction: "ascending" },
-        columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => (key !== "seconds" || job.protocol !== "v1") && (key !== "memory" || hasMemory))],
+        columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => (key !== "seconds" || hasSeconds(job)) && (key !== "memory" || hasMemory))],
       });
     }
     table.update(trials.map((trial) => ({ ...trial, isDefault: trial.words === trials[0].words })));

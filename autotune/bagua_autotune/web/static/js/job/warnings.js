@@ -3,7 +3,7 @@
 import { secondsSince } from "../api.js";
 import { byId, element, setText } from "../dom.js";
 import { duration, percent } from "../format.js";
-import { isSilent } from "../state.js";
+import { isOfRuns, isSilent } from "../state.js";
 import { atLength } from "./at_length.js";
 
 const KINDS = { silence, slowRank, failures };
@@ -36,6 +36,7 @@ const said = ({ text, more }) => `${text}${more?.textContent ?? ""}`;
 
 function silence({ job }) {
   if (!isSilent(job)) return null;
+  if (job.state === "lost" && isOfRuns(job)) return null;
   if (job.state === "lost") return { text: "The service hears nothing from this training any more. Its trials are kept, and the tuning continues when the training comes back." };
   const tens = Math.floor(secondsSince(job.last_contact_at) / 10) * 10;
   return { text: `The service has heard nothing from this training for ${duration(tens)}, although its tuning is not finished.` };

@@ -30,7 +30,7 @@ export function byKnobPlot() {
   const show = (overview, { curves, expected_gain: gain }, totalBytes) => {
     latest = [overview, { curves, expected_gain: gain }, totalBytes];
     const knob = offer(triedKnobs(overview));
-    const trials = measured(overview);
+    const trials = knob ? measured(overview) : [];
     const axis = knobAxis(knob, overview.knobs[knob], trials, totalBytes);
     const placed = trials.filter((trial) => axis.place(trial) !== null);
     byId("knob-panel").hidden = trials.length === 0;
@@ -55,7 +55,7 @@ function offer(knobs) {
     select.dataset.shown = knobs.join();
     select.replaceChildren(...knobs.map((knob) => element("option", { value: knob }, knobName(knob))));
   }
-  const knob = knobs.includes(chosen("knob")) ? chosen("knob") : FIRST;
+  const knob = knobs.includes(chosen("knob")) ? chosen("knob") : knobs.includes(FIRST) ? FIRST : knobs[0];
   if (select.value !== knob) select.value = knob;
   return knob;
 }

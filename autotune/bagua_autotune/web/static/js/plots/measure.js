@@ -1,6 +1,7 @@
 // What the plots show upwards: seconds per step, or speed-ups where a job reports no times.
 
 import { seconds, secondsInterval, times } from "../format.js";
+import { hasSeconds } from "../state.js";
 
 const STEP_TIME = {
   areSeconds: true,
@@ -23,7 +24,7 @@ const SPEEDUP = {
   better: Math.max,
 };
 
-export const measureOf = (job) => (job.protocol === "v1" ? SPEEDUP : STEP_TIME);
+export const measureOf = (job) => (hasSeconds(job) ? STEP_TIME : SPEEDUP);
 
 /** Trials that are over: of the best one's round, which is not the latest if that was broken off. */
 export function closed(overview) {

@@ -16,6 +16,8 @@ export function waysOf(configurations) {
   const names = [...new Set(configurations.map(wayOf))].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
   return names.map((name) => {
     const index = Math.min(rank(name), SHAPES.length - 1);
-    return { name, label: knobValue(KNOB, name), shape: SHAPES[index], index };
+    // Settings of a command have nothing to do with ways to reduce.
+    const label = configurations.some((each) => KNOB in each) ? knobValue(KNOB, name) : "runs";
+    return { name, label, shape: SHAPES[index], index };
   });
 }
