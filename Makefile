@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 CORE := tests/client tests/autotune tests/simulator
 JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
-SLOW := tests/docs tests/integrations tests/deploy \
+SLOW := tests/docs tests/integrations tests/deploy tests/autotune/system \
 	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
 	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \
 	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
