@@ -23,6 +23,7 @@ from benchmarks.support.cells import memory, occupancy
 from benchmarks.support.cells.conditions import conditions
 from benchmarks.support.cells.sharded_jobs import (
     Jobs,
+    add_choice_of_cells,
     check_hosts,
     run_cells,
     show_in_turns,
@@ -30,7 +31,7 @@ from benchmarks.support.cells.sharded_jobs import (
     testbed_of,
 )
 from benchmarks.support.cells.stored import export_job
-from benchmarks.support.workloads.sharded import MODELS, SAMPLES
+from benchmarks.support.workloads.sharded import MODELS
 
 STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
 TUNED, ALLOWED = "tuned", "tuned, fewer bits"
@@ -43,13 +44,7 @@ Arm = dict[str, Any]
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-small"])
-    parser.add_argument("--networks", nargs="+", metavar="NETWORK", default=["unshaped"])
-    parser.add_argument("--gpus", nargs="+", metavar="GPU",
-                        help="of each rank; hosts may share one (0 0); none: the CPU")  # fmt: skip
-    parser.add_argument("--hosts", type=int,
-                        help="default: one for each GPU, 2 on the CPU; 1: over NVLink")  # fmt: skip
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
+    add_choice_of_cells(parser)
     parser.add_argument("--copies", type=int, default=1,
                         help="of the model (HSDP); as many as hosts: one on each")  # fmt: skip
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
@@ -59,8 +54,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--by-hand", action="store_true", help="tune nothing, only sweep")
     parser.add_argument("--channels", type=int, nargs="+", metavar="N",
                         help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=4,
-                        help="blocks of two steps of what is compared in the end")  # fmt: skip
     parser.add_argument("--profile", action="store_true",
                         help="then profile these on the GPUs, for a few steps each")  # fmt: skip
     parser.add_argument("--memory-tunings", type=int, default=0, metavar="N",
@@ -73,8 +66,9 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.channels = options.channels or ([1, 2, 4, 8] if options.gpus else [1, 2])
     check_hosts(parser, options)
-    if options.copies > 1 and (len(options.gpus or ()) or options.hosts) % options.copies:
-        parser.error(f"the ranks cannot be shared out to {options.copies} copies")
+    ranks_of_copy, rest = divmod(len(options.gpus or ()) or options.hosts, options.copies)
+    if options.copies > 1 and (rest or ranks_of_copy < 2):
+        parser.error(f"{options.copies} copies need as many ranks each, at least two")
     if options.profile and (not options.gpus or options.memory_tunings):
         parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
     if options.smoke:

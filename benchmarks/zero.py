@@ -25,6 +25,7 @@ from benchmarks.support.cells.conditions import conditions
 from benchmarks.support.cells.sharded_jobs import (
     JOBS,
     Jobs,
+    add_choice_of_cells,
     check_hosts,
     run_cells,
     show_in_turns,
@@ -32,7 +33,7 @@ from benchmarks.support.cells.sharded_jobs import (
     testbed_of,
 )
 from benchmarks.support.harness import print_table
-from benchmarks.support.workloads.sharded import MODELS, SAMPLES
+from benchmarks.support.workloads.sharded import MODELS
 from benchmarks.support.workloads.zero import ELEMENT_BYTES, SIZES, SIZES_OF_STAGE_3, config
 
 ROOT = Path(__file__).parents[1]
@@ -53,16 +54,8 @@ Arm = dict[str, Any]
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-small"])
+    add_choice_of_cells(parser)
     parser.add_argument("--stage", type=int, choices=[1, 2, 3], default=2, help="of ZeRO")
-    parser.add_argument("--networks", nargs="+", metavar="NETWORK", default=["unshaped"])
-    parser.add_argument("--gpus", nargs="+", metavar="GPU",
-                        help="of each rank; hosts may share one (0 0); none: the CPU")  # fmt: skip
-    parser.add_argument("--hosts", type=int,
-                        help="default: one for each GPU, 2 on the CPU")  # fmt: skip
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
-    parser.add_argument("--rounds", type=int, default=4,
-                        help="blocks of two steps of what is compared in the end")  # fmt: skip
     parser.add_argument("--system", type=int, default=0, metavar="RUNS",
                         help="also search with bagua-autotune system, with so many runs at most, "
                         "and compare what it finds")  # fmt: skip

@@ -222,7 +222,7 @@ class GPT2Medium(GPT2Small):
 
 
 class GPT2XL(GPT2Small):
-    """The same at the size of GPT-2 XL: 1.5 billion parameters."""
+    """The same at the size of GPT-2 XL: 1.6 billion parameters."""
 
     WIDTH, LAYERS, HEADS = 1600, 48, 25
 

@@ -28,6 +28,19 @@ def test_each_setting_is_swept_once_under_a_name_of_its_own(
     assert [each.get("algorithm") for each in used] == [None] * 8 + ["quantized"] * 8
 
 
+@pytest.mark.parametrize(("copies", "has_ways"), [("1", True), ("2", False)])
+def test_ways_across_nodes_are_swept_where_one_copy_is_spread_over_nodes_of_several_ranks(
+    copies: str, has_ways: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--gpus", "0", "1", "2", "3", "--hosts", "2", "--copies", copies]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
+    exact, _ = sharded.swept(12, sharded.arguments())
+    names = [arm["name"] for arm in exact]
+    assert len(set(names)) == len(names)
+    ways = {key for arm in exact for key in arm["configuration"]} & {"hierarchical", "node_copy"}
+    assert ways == ({"hierarchical", "node_copy"} if has_ways else set())
+
+
 @pytest.mark.parametrize("given", [[], ["--gpus", "0", "0", "--memory-tunings", "2"]])
 def test_only_a_comparison_on_gpus_is_profiled(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -36,6 +49,15 @@ def test_only_a_comparison_on_gpus_is_profiled(
     with pytest.raises(SystemExit):
         sharded.arguments()
     assert "--profile needs --gpus" in capsys.readouterr().err
+
+
+def test_a_copy_of_one_rank_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharded.py", "--copies", "2"])
+    with pytest.raises(SystemExit):
+        sharded.arguments()
+    assert "at least two" in capsys.readouterr().err
 
 
 def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe_part
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.comparison import EQUAL, LOSSLESS, SHARDED, Outcome, fastest
 from bagua_simulator.exchanges import ALGORITHMS
@@ -65,7 +65,7 @@ def _setting(outcome: Outcome) -> str:
     if sends and sends.when == "apart":
         return "-"
     values = {k: v for k, v in outcome.configuration.items() if k != ALGORITHM_KNOB}
-    return describe(Configuration(values))
+    return describe_part(Configuration(values))
 
 
 def _advice(outcomes: Sequence[Outcome]) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from bagua_autotune.cli.output import ceiling_words, times
 from bagua_autotune.model.job import RUNS
-from bagua_autotune.model.text import describe_memory, describe_seconds, describe_whole
+from bagua_autotune.model.text import describe, describe_memory, describe_seconds
 from bagua_autotune.views import JobSummary
 
 
@@ -15,7 +15,7 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
     """Return lines such as ``step time: 228 ms by default, 186 ms with the best, 186 ms now``."""
     figures, progress = job.figures, job.progress
     yield f"in short: {job.headline}"
-    yield f"runs: {describe_whole(job.configuration)}"
+    yield f"runs: {describe(job.configuration)}"
     speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
     yield f"speed-up: {speedup}{ceiling_words(figures)}"
     if job.protocol in ("v2", "runs"):  # Bagua's own workers tell no seconds, nor do scores

@@ -7,7 +7,7 @@ import click
 from bagua_autotune.cli.output import print_json, print_table, say_beside, times
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import NoJobsYet, no_jobs, open_reader, source_options
-from bagua_autotune.model.text import describe_whole
+from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobList, JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
@@ -48,6 +48,6 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         f"{job.state}, silent" if silence(job) else job.state,
         str(job.progress.trials_measured),
         times(job.figures.speedup) + doubt,
-        describe_whole(job.configuration),
+        describe(job.configuration),
         str(job.life),
     )

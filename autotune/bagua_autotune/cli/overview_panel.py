@@ -15,10 +15,10 @@ from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED, CONTACT_SECONDS, RUNS
 from bagua_autotune.model.text import (
+    describe,
     describe_count,
     describe_left,
     describe_seconds,
-    describe_whole,
 )
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
@@ -67,7 +67,7 @@ class OverviewPanel:
         yield "best", _best(overview)
         yield (
             "default",
-            describe_whole(overview.default_configuration) + _pace(figures.baseline_seconds),
+            describe(overview.default_configuration) + _pace(figures.baseline_seconds),
         )
         if overview.steps.points:
             yield from _steps(overview.steps, min(width, WIDEST_GRAPH), ascii_only)
@@ -109,13 +109,13 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
 def _now(overview: JobOverview) -> str:
     job = overview.job
     if job.trial is not None:
-        words = f"trial {job.trial.index}: {describe_whole(job.trial.configuration)}"
+        words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
         # The latest steps may still be those of the previous trial.
         is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
         return words + _pace(job.figures.current_seconds if is_known else None)
     if job.state in BEING_TUNED:
         return "the next trial is being chosen"
-    return describe_whole(job.configuration)
+    return describe(job.configuration)
 
 
 def _best(overview: JobOverview) -> str:

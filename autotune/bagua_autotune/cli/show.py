@@ -11,7 +11,7 @@ from bagua_autotune.cli.output import ceiling_words, print_json, print_table, sa
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, RUNS, Result
-from bagua_autotune.model.text import describe_count, describe_seconds, describe_whole
+from bagua_autotune.model.text import describe, describe_count, describe_seconds
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.stock import stock_ddp_line, without_us
 
@@ -59,7 +59,7 @@ def _show(overview: JobOverview) -> None:
         chosen = best.configuration
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-        say(f"best so far: {describe_whole(chosen)}: {speedup}{ceiling_words(figures)}")
+        say(f"best so far: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")

@@ -18,7 +18,7 @@ from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_opti
 from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import describe_whole
+from bagua_autotune.model.text import describe
 from bagua_autotune.store.errors import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
 
@@ -102,7 +102,7 @@ class LineView:
         best = next((trial.index for trial in overview.trials if trial.is_best), None)
         # Between two trials none is open.
         if job.trial is not None or job.state not in BEING_TUNED:
-            now = f"now {describe_whole(job.configuration)}"
+            now = f"now {describe(job.configuration)}"
             self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
         silent = silence(job)
         if silent and not self._is_silent:

@@ -52,9 +52,9 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
     "node_copy": KnobWords("node copy", "{}", ("off",), {"on": "a copy in each node"}),
     "prefetch_bytes": KnobWords("gathered ahead", "{} gathered ahead", (0,)),
 }
-# With these values a knob that no words are known for is taken not to be in use.
 NOT_SET = "not set"
 """Of a setting of a command."""
+# With these values a knob that no words are known for is taken not to be in use.
 UNUSED: tuple[Value, ...] = ("off", "as_is", 0, NOT_SET)
 KNOB_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """All others are settings, and read as on a command line."""
@@ -139,8 +139,13 @@ def describe_knob(knob: str, value: Value) -> str:
 
 def describe(configuration: Mapping[str, Value]) -> str:
     """Describe a configuration, such as ``bucket 4 MiB, hierarchical``; refinements only where they
-    are in use.
+    are in use. There are words for one that sets nothing, as a search with whole runs may have.
     """
+    return describe_part(configuration) or "nothing set"
+
+
+def describe_part(configuration: Mapping[str, Value]) -> str:
+    """The same of some knobs; empty if none is in use."""
     hidden = SIZES if configuration.get("buckets") else ()
     # From JSON a list of buckets comes as a list.
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in configuration.items()}
@@ -149,11 +154,6 @@ def describe(configuration: Mapping[str, Value]) -> str:
         for knob, value in values.items()
         if knob not in hidden and not is_unused(knob, value)
     )
-
-
-def describe_whole(configuration: Mapping[str, Value]) -> str:
-    """The same, with words for one that sets nothing, as a search with whole runs begins with."""
-    return describe(configuration) or "nothing set"
 
 
 def _short(number: float) -> str:

@@ -15,7 +15,7 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import RUNS, Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe_part
 from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
@@ -92,7 +92,7 @@ def make_curve(
         searcher, problem = told[0], told[1]
         gain = searcher.expected_gain()
         lines = [
-            CurveLine(label=describe(values) or "default", values=values, points=points)
+            CurveLine(label=describe_part(values) or "default", values=values, points=points)
             for values in _tried_values(round_.trials, chosen)
             if (points := _points(searcher, problem, values, objective, scale))
         ]

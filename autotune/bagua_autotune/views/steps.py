@@ -12,7 +12,7 @@ from bagua_autotune.measuring.ceiling import paces
 from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.text import describe_whole
+from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.store.observations import StepTime
 from bagua_autotune.views.reading import Reading
@@ -71,7 +71,7 @@ def switches(reading: Reading) -> list[Switch]:
         Switch(
             step=reading.steps[trial.index].first,
             trial=trial.index,
-            words=describe_whole(trial.configuration),
+            words=describe(trial.configuration),
         )
         for trial in reading.trials
         if trial.index in reading.steps
@@ -134,7 +134,7 @@ def _kept(reading: Reading, number: int) -> list[str]:
     known any more.
     """
     result = reading.job.result
-    return [describe_whole(result.configuration)] if result and number == reading.job.round else []
+    return [describe(result.configuration)] if result and number == reading.job.round else []
 
 
 MOST_RANKS = 256

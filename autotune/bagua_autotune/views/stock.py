@@ -23,7 +23,7 @@ from bagua_autotune.model.knobs import (
     Value,
 )
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.model.text import describe, describe_speedup
+from bagua_autotune.model.text import describe_part, describe_speedup
 from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 
@@ -187,13 +187,15 @@ def _unsharded(configuration: Mapping[str, Value], default: Mapping[str, Value])
     """What no method of a sharded model does, in words; empty if there is one for all."""
     own = {*SHARDED_KNOBS} - {NODE_COPY_KNOB}
     own |= {*(k for k, value in configuration.items() if value == default.get(k))}
-    return describe({knob: value for knob, value in configuration.items() if knob not in own})
+    return describe_part({knob: value for knob, value in configuration.items() if knob not in own})
 
 
 def _missing(configuration: Mapping[str, Value]) -> str:
     """What stock DDP cannot do, in words; empty if it can do all."""
     its_own = DEFAULT_SIZES if _has_default_sizes(configuration) else (BUCKET_KNOB,)
-    return describe({k: v for k, v in configuration.items() if k not in its_own and v != "off"})
+    return describe_part(
+        {k: v for k, v in configuration.items() if k not in its_own and v != "off"}
+    )
 
 
 def _has_default_sizes(configuration: Mapping[str, Value]) -> bool:

@@ -9,7 +9,7 @@ from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
 from bagua_autotune.model.job import Job, Purpose, TrialState
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import describe_whole
+from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.views.reading import Reading
 
@@ -70,7 +70,7 @@ def shown_trials(reading: Reading) -> list[ShownTrial]:
     return [
         ShownTrial(
             **vars(view),
-            words=describe_whole(view.configuration),
+            words=describe(view.configuration),
             is_best=best is not None and view.index == best.index,
             is_noise=view.round == number and reading.exceeds_ceiling(view.speedup),
         )

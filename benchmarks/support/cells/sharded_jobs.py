@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.harness import Comparison, print_table, write_json
+from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
 from . import memory
@@ -22,6 +23,19 @@ from .stored import export_job, tail
 JOBS = Path(__file__).parents[1] / "jobs"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
+
+
+def add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
+    """The options that say which cells are measured."""
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-small"])
+    parser.add_argument("--networks", nargs="+", metavar="NETWORK", default=["unshaped"])
+    parser.add_argument("--gpus", nargs="+", metavar="GPU",
+                        help="of each rank; hosts may share one (0 0); none: the CPU")  # fmt: skip
+    parser.add_argument("--hosts", type=int,
+                        help="default: one for each GPU, 2 on the CPU; 1: over NVLink")  # fmt: skip
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
+    parser.add_argument("--rounds", type=int, default=4,
+                        help="blocks of two steps of what is compared in the end")  # fmt: skip
 
 
 def check_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

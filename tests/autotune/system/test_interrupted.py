@@ -120,8 +120,8 @@ def test_a_search_interrupted_again_and_again_makes_no_run_twice(
     assert list(map(same, found)) == list(map(same, expected))
     assert result_line(said) == result_line(err)
     assert said.splitlines()[:2] == out.splitlines()
-    # Only runs that were cut short are made again, at most one for each interruption; or two, as a
-    # run may be over just before it is stored.
+    # Only runs that were cut short are made again, at most one for each interruption. One that was
+    # over just before it could be stored counts among them.
     repeated = len(searches.noted("starts")) - len(undisturbed.noted("starts"))
     assert 0 <= repeated <= interruptions
     assert "of an interrupted search taken over" in said
