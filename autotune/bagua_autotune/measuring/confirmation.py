@@ -24,6 +24,9 @@ from bagua_autotune.model.statistics import Estimate, Interval, difference
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6
+# Where these promise much but visits differ by so much that nothing is certain, so many follow
+# before one last look.
+LAST_PAIRS = 4
 # What is less is not worth another pair.
 GAIN_THAT_MATTERS = 0.01
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
@@ -67,6 +70,8 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
         if clear and clear.low > 0 and _is_clear(trials, both, baseline, scale):
             return Confirmation(None, clear)
         return Confirmation(upcoming)
+    if MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
+        return Confirmation(upcoming)
     # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
     if gain is None:  # most were in bad moments
@@ -75,9 +80,16 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
     # A lucky block of the default is not the end of what the search saw clearly.
     is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
-    if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
-        return Confirmation(upcoming)
-    return Confirmation(None, gain)
+    goes_on = is_hopeful or is_promised
+    if pairs >= MOST_PAIRS:
+        goes_on = pairs == MOST_PAIRS and gain.center > PROMISE * scale
+    return Confirmation(upcoming) if is_undecided and goes_on else Confirmation(None, gain)
+
+
+def most_trials(confirming: int) -> int:
+    """How many confirming trials there are at most, after so many."""
+    most = 2 * MOST_PAIRS
+    return most if confirming <= most else most + 2 * LAST_PAIRS
 
 
 def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Interval | None:

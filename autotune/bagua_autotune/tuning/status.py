@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bagua_autotune.measuring.confirmation import MOST_PAIRS
+from bagua_autotune.measuring.confirmation import most_trials
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
@@ -117,12 +117,13 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
             searching_seconds = min(searching_seconds, left)
         seconds_left = searching_seconds + elapsed_seconds / measured * confirming
     faster = speedup(shown)
+    confirming_trials = len(current.trials) - len(current.searched)
     return Progress(
         trials_measured=measured,
         max_trials=job.limits.max_samples,
         search_trials=sum(trial.was_tried for trial in current.searched),
-        confirming_trials=len(current.trials) - len(current.searched),
-        max_confirming_trials=2 * MOST_PAIRS,
+        confirming_trials=confirming_trials,
+        max_confirming_trials=most_trials(confirming_trials),
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
         speedup=faster.center if faster else None,
@@ -138,4 +139,4 @@ def _trials_left(round_: Round) -> tuple[int, int]:
     searching = 0
     if job.phase == "tuning":
         searching = job.limits.max_samples - (len(closed) - confirming)
-    return max(0, searching), max(0, 2 * MOST_PAIRS - confirming)
+    return max(0, searching), max(0, most_trials(confirming) - confirming)

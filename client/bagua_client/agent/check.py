@@ -74,7 +74,7 @@ class Check:
         self._communicator = tunable.communicator
         self._path = path
         self._observe = tunable.observers.call
-        self._measurement = RankMeasurement(tunable, optimizers, records=True)
+        self._measurement = RankMeasurement(tunable, optimizers, counts_recorded=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
         self._gathers: Sequence[GatherTiming] = ()
         self._reductions = 0

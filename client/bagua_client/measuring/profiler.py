@@ -12,7 +12,7 @@ from bagua_client.tunable.timeline import Timeline
 from bagua_client.tunable.tunable import Tunable
 
 PROFILED_STEPS = 3
-"""The number of profiled steps of each trial: the first ones that are measured."""
+"""The number of profiled steps of a trial, from its first one on."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Profiler:
         self._timeline: Timeline | None = None
         self._recordings: list[Recording] = []
 
-    def begin_trial(self, trial: int, first_step: int) -> None:
-        """Record ``first_step``, the first one that is measured, and those after it."""
+    def begin_trial(self, trial: int, steps: range) -> None:
+        """Record these steps of a trial that begins."""
         self.stop()
-        self._trial, self._steps = trial, range(first_step, first_step + PROFILED_STEPS)
+        self._trial, self._steps = trial, steps
 
     def postpone(self) -> None:
         """Record the next step instead: what came before this one was no part of it."""

@@ -13,8 +13,15 @@ import torch
 from bagua_client.measuring.batch_complexity import BatchComplexity
 from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
-from bagua_client.measuring.profiler import Profiler, Recording
+from bagua_client.configuration import Configuration
+from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
 from bagua_client.tunable.tunable import Tunable
+
+
+SLOWED_DEVICES = ("cuda",)
+"""Types of devices on which recording slows a step, so that a recorded one is not measured. A GPU
+waits at each mark that tells the time: on 8 and 16 channels over TCP a recorded step of BERT-base
+and VGG16 took up to a third longer, on 4 no longer (docs/measurements/gpus.md)."""
 
 
 class Span(NamedTuple):
@@ -45,6 +52,7 @@ class RankMeasurement:
         tunable: of the model.
         optimizers: of the model, as far as they are known; their steps tell the model's.
         records: whether this rank measures some steps in detail.
+        counts_recorded: whether these are measured, too, although it may slow them.
 
     Attributes:
         count: of its steps.
@@ -57,6 +65,7 @@ class RankMeasurement:
         tunable: Tunable,
         optimizers: Iterable[torch.optim.Optimizer],
         records: bool = True,
+        counts_recorded: bool = False,
     ) -> None:
         communicator = tunable.communicator
         self.count = StepCount()
@@ -74,6 +83,9 @@ class RankMeasurement:
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
         self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
+        is_slowed = is_on_one_device and communicator.device.type in SLOWED_DEVICES
+        self._is_apart = is_slowed and not counts_recorded
+        self._recorded: set[Configuration] = set()
 
     @property
     def step(self) -> int:
@@ -120,9 +132,24 @@ class RankMeasurement:
         """Begin to measure: what was commanded is in force, and will stay as it is."""
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
         first = self.step + 1
+        if trial is not None:
+            recorded = range(first, first + self._steps_to_record())
+            if self._profiler is not None:
+                self._profiler.begin_trial(trial, recorded)
+            first += len(recorded) if self._is_apart else 0
         self.spans = [*self.spans[-1:], Span(trial, first)]
-        if trial is not None and self._profiler is not None:
-            self._profiler.begin_trial(trial, first)
+
+    def _steps_to_record(self) -> int:
+        """Of the trial that begins; equal on all ranks, of which one records. Where the steps are
+        then not measured, most trials have but one, and visits after a configuration's first none.
+        """
+        if not self._is_apart:
+            return PROFILED_STEPS
+        configuration, is_first = self._tunable.layout.configuration, not self._recorded
+        if configuration in self._recorded:
+            return 0
+        self._recorded.add(configuration)
+        return PROFILED_STEPS if is_first else 1
 
     def leave(self, forgets: bool) -> None:
         """What is in force is left: its last steps may become known later.
@@ -152,7 +179,8 @@ class RankMeasurement:
             yield recording
 
     def stop_recording(self) -> None:
-        """The tuning is over: step times are all that is measured."""
+        """The round is over: step times are all that is measured. A later one learns anew."""
+        self._recorded.clear()
         self._tunable.observation.on_last_ready = None
         if self._profiler is not None:
             self._profiler.stop()

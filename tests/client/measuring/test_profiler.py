@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
+from bagua_client.measuring import rank_measurement
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -54,6 +55,30 @@ def test_three_measured_steps_of_each_trial_are_told_and_only_rank_0_records(
     assert [len(profile["buckets"]) for profile in profiles] == [1] * 3 + [LAYERS] * 3
     for profile in profiles:
         _check(profile, registration["tensors"])
+
+
+def _tune_slowed(url: str) -> None:
+    """Where recording slows a step, as on a GPU."""
+    with mock.patch.object(rank_measurement, "SLOWED_DEVICES", ("cpu",)):
+        _tune(url, 1)
+
+
+def test_where_recording_slows_a_step_no_recorded_one_is_measured(two_ranks: RankPool) -> None:
+    large, small = {"bucket_bytes": 10**6}, {"bucket_bytes": 1000}
+    with ScriptedService([[large, small, large]], steps=12) as service:
+        two_ranks.run(_tune_slowed, service.url)
+        recorded = [(each["trial"], each["step"]) for each in service.bodies("profiles")]
+        told = [
+            (batch["trial"], step["step"])
+            for batch in service.bodies("observations")
+            for step in batch["steps"]
+        ]
+    # Of the first trial three steps, of another configuration one, of the next visit to one none.
+    assert [trial for trial, _ in recorded] == [0, 0, 0, 1]
+    assert not set(recorded) & set(told)
+    first_told = {trial: min(step for t, step in told if t == trial) for trial in range(3)}
+    for trial in (0, 1):
+        assert first_told[trial] == max(step for t, step in recorded if t == trial) + 1
 
 
 def _check(profile: dict[str, Any], tensors: list[dict[str, Any]]) -> None:
