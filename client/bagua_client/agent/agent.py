@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent.command import Command, read_command
+from bagua_client.agent.detail import Detail
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
@@ -61,8 +62,6 @@ from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
-DROPPED_STEPS = 2
-"""Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 1
 """Measured steps of a trial after which the first report is made: mostly that is enough."""
 STEPS_APART = 16
@@ -111,6 +110,7 @@ class Agent:
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
         self.measurement = RankMeasurement(tunable, optimizers, records=self._rank == 0)
+        self._detail = Detail(tunable, self.measurement)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
@@ -140,7 +140,7 @@ class Agent:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
         begins = bool(self._observe(self.measurement.tick))
-        if self._is_switching and self._tunable.is_settled:
+        if self._is_switching and self._detail.is_over(self._trial):
             self._switched()
         if self.is_active:
             self._observe(self.measurement.record, begins)
@@ -295,11 +295,10 @@ class Agent:
             self._end(watch or kept.numbers != self._tunable.default.numbers)
             return None
         self.state = State.TUNING
-        # The end of the round before may not have been settled.
-        self._tunable.attach()
+        self._detail.begin(layout)
         self._follow_steps()
         if change.agreed:
-            self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
+            self._next_report = self._reductions + self._detail.dropped_steps + FIRST_REPORT_STEPS
         return late
 
     def _switch(self, layout: Layout, forgets: bool = True) -> None:
@@ -311,7 +310,7 @@ class Agent:
     def _switched(self) -> None:
         """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
-        self._observe(self.measurement.begin, self._trial)
+        self._observe(self.measurement.begin, self._trial, self._detail.is_on)
         self._put_in_force = found = self._tunable.layout.configuration
         differs = found.numbers != self._tunable.default.numbers
         self._observe(self._guard.begin, differs, self._trial is None)
@@ -349,6 +348,7 @@ class Agent:
         self.state, self._will_watch = State.SETTLING, watch
         self._observe(self._turn.leave)
         self._observe(self.measurement.stop_recording)
+        self._detail.forget()
         if not watch and self._reporter is not None:
             self._reporter.finish()
         self._tunable.after_reduction = self._settle

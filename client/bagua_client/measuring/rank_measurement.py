@@ -116,13 +116,22 @@ class RankMeasurement:
         if self._profiler is not None:
             self._profiler.reduction_done(self.step, begins)
 
-    def begin(self, trial: int | None) -> None:
-        """Begin to measure: what was commanded is in force, and will stay as it is."""
+    def begin(self, trial: int | None, in_detail: bool = True) -> None:
+        """Begin to measure: what was commanded is in force, and will stay as it is.
+
+        Args:
+            in_detail: whether buckets are observed too, so that steps can be recorded.
+        """
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
         first = self.step + 1
         self.spans = [*self.spans[-1:], Span(trial, first)]
-        if trial is not None and self._profiler is not None:
-            self._profiler.begin_trial(trial, first)
+        if in_detail and trial is not None:
+            self.begin_recording(trial)
+
+    def begin_recording(self, trial: int) -> None:
+        """Record the next steps in detail."""
+        if self._profiler is not None:
+            self._profiler.begin_trial(trial, self.step + 1)
 
     def leave(self, forgets: bool) -> None:
         """What is in force is left: its last steps may become known later.

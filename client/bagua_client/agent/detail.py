@@ -1,0 +1,66 @@
+"""Which steps of a trial are observed in detail: that takes the host time for each bucket, which it
+would not take once the configuration is kept."""
+
+from __future__ import annotations
+
+from bagua_client.layout import Layout
+from bagua_client.measuring.profiler import PROFILED_STEPS
+from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.tunable.tunable import Tunable
+
+MOST_HOOKED = 16
+"""So many buckets may have the hook in steps that are measured. In a compiled model whose host had
+no time to spare they took 3 % of a step, in most others less than 0.5 %."""
+DROPPED_STEPS = 2
+"""Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
+
+
+class Detail:
+    """What one model's trials are observed by. All ranks decide the same, in the same step.
+
+    A configuration under which torch can carry the buckets by itself is observed in detail when it
+    is tried first: while it is measured, or before that if it has many buckets. Tried again, as the
+    winner and the default are in the end, it is measured as it would be kept. All others need our
+    hook, and are observed by it.
+    """
+
+    def __init__(self, tunable: Tunable, measurement: RankMeasurement) -> None:
+        self._tunable = tunable
+        self._measurement = measurement
+        self._known: set[int] = set()
+        self._left = -1
+        self.is_on = True
+        """Whether the steps that are measured are."""
+
+    def begin(self, layout: Layout) -> None:
+        """A trial of ``layout`` begins, which is scheduled."""
+        is_torchs = self._tunable.is_carried_by_torch(layout)
+        is_new = not is_torchs or layout.digest not in self._known
+        has_many = is_torchs and len(layout.partition) > MOST_HOOKED
+        self._known.add(layout.digest)
+        self._left = PROFILED_STEPS if is_new and has_many else -1
+        self.is_on = is_new and not has_many
+        self._tunable.attach(is_new)  # The end of the round before may not have been settled.
+
+    def forget(self) -> None:
+        """The round is over; the next one learns anew."""
+        self._known.clear()
+
+    @property
+    def dropped_steps(self) -> int:
+        """The first steps of the trial that began last, which are not measured."""
+        before = self._left + DROPPED_STEPS if self._left > 0 else 0
+        return before + DROPPED_STEPS
+
+    def is_over(self, trial: int | None) -> bool:
+        """A step has ended after a switch: whether steps are measured from the next one on."""
+        if not self._tunable.is_settled:
+            return False
+        if trial is None or self._left < 0:
+            return True
+        if self._left == PROFILED_STEPS:
+            self._tunable.observers.call(self._measurement.begin_recording, trial)
+        elif self._left == 0:
+            self._tunable.attach(in_detail=False)
+        self._left -= 1
+        return False
