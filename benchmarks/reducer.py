@@ -2,14 +2,13 @@
 
 Ours is compared in three ways: "off", wrapped with that size and not tuned, which must be as
 torch's; "hook", re-cut from torch's default to that size, all buckets carried by our hook, as in a
-job that is tuned where torch cannot carry them, or while a trial is observed in detail; "trial", the
-same but with the buckets left to torch, as where such a trial has many of them or is repeated. A
-fourth way, "torch-hook", has torch's own hook in Python on torch's class in place of ours, and shows
-what any such hook costs. Both wrappers live in the same processes and take steps
-(forward and backward, no optimizer) in turns. Without a GPU: 4 processes over gloo exchange the
-gradient lists of ResNet-50 and BERT-base, without the computing, so that the reducer has nowhere to
-hide. With one: a real model at a batch that fills it, one process over NCCL; compiled, if asked
-for.
+trial that is observed in detail, or whose buckets travel in another way than torch's; "trial", re-
+cut too, but torch carries the buckets, as in a trial that has many of them or is repeated. A fourth
+way, "torch-hook", has torch's own hook in Python on torch's class in place of ours, and shows what
+any such hook costs. Both wrappers live in the same processes and take steps (forward and backward,
+no optimizer) in turns. Without a GPU: 4 processes over gloo exchange the gradient lists of
+ResNet-50 and BERT-base, without the computing, so that the reducer has nowhere to hide. With one: a
+real model at a batch that fills it, one process over NCCL; compiled, if asked for.
 
     python benchmarks/reducer.py --json reducer.json
     python benchmarks/reducer.py --models resnet50 --buckets 25 --pairs 50

@@ -153,7 +153,7 @@ class TunableReducer(ChangedTogether):
         """See :meth:`Tunable.schedule`: at the end of this reduction, if called there, else of the
         next."""
         super().schedule(layout)
-        self._is_stale |= not self._cut.is_hooked  # Without our hook no end would be seen.
+        self._is_stale |= not (self._cut.is_hooked or self._ends.are_followed)  # No end is seen.
 
     def change(self, layout: Layout) -> bool:
         """See :meth:`Changeable.change`: at once, or at the end of the next reduction where some
@@ -247,10 +247,10 @@ class TunableReducer(ChangedTogether):
         # Our hook also learns the order of the gradients, and where steps end.
         has_use = not self._is_torchs(layout) or not self.order_is_agreed or self._cut.keeps_order
         has_use |= self._replication.awaits_reduction
-        is_watched = self._sees_buckets or self._next is not None
+        is_followed = self._ends.are_followed
+        is_watched = self._sees_buckets or (self._next is not None and not is_followed)
         self.layout, self._may_leave = layout, True
         hooked = is_watched or (offer.hook is None and has_use)
-        is_followed = self._ends.are_followed
         self._cut.make(caps, self._replication.travel, hooked, self._order.used, bare, is_followed)
 
     # When others carry the buckets
