@@ -101,8 +101,7 @@ class Agent:
     ) -> None:
         self._tunable = tunable
         self._environment = environment
-        self._name = name
-        self._file = file
+        self._name, self._file = name, file
         self._handover = handover
         self._turn = turn
         self._rank = tunable.communicator.rank
@@ -143,6 +142,7 @@ class Agent:
         if self._is_switching and self._detail.is_over(self._trial):
             self._switched()
         if self.is_active:
+            self._detail.wait(self._trial)
             self._observe(self.measurement.record, begins)
         if self._in_flight is not None:
             if self._reductions >= self._in_flight.due:

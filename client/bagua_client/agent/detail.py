@@ -11,6 +11,9 @@ from bagua_client.tunable.tunable import Tunable
 MOST_HOOKED = 16
 """So many buckets may have the hook in steps that are measured. In a compiled model whose host had
 no time to spare they took 3 % of a step, in most others less than 0.5 %."""
+MOST_WAITED_STEPS = 100
+"""So many steps a job that waits to be tuned has the hook, from which the order of its gradients is
+known: others may be tuned first, or the service may never come."""
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 
@@ -29,6 +32,7 @@ class Detail:
         self._measurement = measurement
         self._known: set[int] = set()
         self._left = -1
+        self._waited = 0
         self.is_on = True
         """Whether the steps that are measured are."""
 
@@ -41,6 +45,13 @@ class Detail:
         self._left = PROFILED_STEPS if is_new and has_many else -1
         self.is_on = is_new and not has_many
         self._tunable.attach(is_new)  # The end of the round before may not have been settled.
+
+    def wait(self, trial: int | None) -> None:
+        """A step of a job that is not tuned yet, or is in a trial, has ended."""
+        self._waited = self._waited + 1 if trial is None else 0
+        now = self._tunable.layout
+        if self._waited == MOST_WAITED_STEPS and self._tunable.is_carried_by_torch(now):
+            self._tunable.attach(in_detail=False)
 
     def forget(self) -> None:
         """The round is over; the next one learns anew."""
