@@ -218,6 +218,7 @@ class Agent:
             self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
+        self._detail.told(reports)
         found, losses = self._tunable.layout.configuration, [report.losses for report in reports]
         # Of what the user has set by hand since, the user is the judge.
         if found == self._put_in_force and (harm := self._observe(self._guard.judge, losses)):
@@ -241,8 +242,7 @@ class Agent:
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        read = self._exchange.conclude
-        return Message(due, lambda: self._observe(self._hand_over, read()))
+        return Message(due, lambda: self._observe(self._hand_over, self._exchange.conclude()))
 
     def _hand_over(self, reports: Sequence[Report]) -> None:
         """Give rank 0's reporter what there is to tell of the trial, and of the one before."""

@@ -11,11 +11,13 @@ from unittest import mock
 import torch
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.detail import MOST_HOOKED, MOST_WAITED_STEPS
+from bagua_client.agent.detail import MOST_WAITED_STEPS
+from bagua_client.measuring import rank_measurement
+from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
-LAYERS = MOST_HOOKED + 4
+LAYERS = 20
 BIG, MANY = {"bucket_bytes": 2**20}, {"bucket_bytes": 1024}
 CHANNELS = {**MANY, "channels": 2}
 MOST_STEPS = 4000
@@ -23,10 +25,24 @@ MOST_STEPS = 4000
 Seen = list[tuple[int | None, dict[str, Any], bool]]
 
 
-def _tuning(url: str, find_unused: bool) -> Seen:
+class _MadeUpClock(CpuClock):
+    """Each of its marks comes so much later than the one before."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds = 0.0, seconds
+
+    def mark(self) -> float:
+        self.now += self._seconds
+        return self.now
+
+
+def _tuning(url: str, find_unused: bool, mark_seconds: float) -> Seen:
     """For each step that is measured or follows the tuning: its trial, what is in force, and
     whether our hook saw its buckets."""
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+    clock = mock.patch.object(
+        rank_measurement, "clock_for", return_value=_MadeUpClock(mark_seconds)
+    )
+    with clock, mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
         layers = [torch.nn.Linear(16, 16) for _ in range(LAYERS)]
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused
@@ -61,12 +77,15 @@ def _hooked_by_trial(found: Seen) -> dict[int | None, set[bool]]:
 
 
 def _run(
-    pool: RankPool, trials: list[dict[str, Any]], find_unused: bool = False
+    pool: RankPool,
+    trials: list[dict[str, Any]],
+    find_unused: bool = False,
+    mark_seconds: float = 1e-6,
 ) -> tuple[dict[int | None, set[bool]], Counter[tuple[int, int]]]:
     """Whether a hook saw the measured steps of each trial; and how many profiles there were of
     each trial, with their numbers of buckets."""
     with ScriptedService([trials], steps=6) as service:
-        one, other = pool.run(_tuning, service.url, find_unused)
+        one, other = pool.run(_tuning, service.url, find_unused, mark_seconds)
         profiles = service.bodies("profiles")
     assert _hooked_by_trial(one) == _hooked_by_trial(other)
     counted = Counter((each["trial"], len(each["buckets"])) for each in profiles)
@@ -83,6 +102,12 @@ def test_a_configuration_with_many_buckets_is_recorded_before_it_is_measured_wit
     assert profiles[0, 1] > 0
     assert profiles[1, LAYERS] > 0
     assert profiles[2, LAYERS] > 0
+
+
+def test_in_long_steps_the_hook_takes_a_small_part_and_stays(two_ranks: RankPool) -> None:
+    hooked, profiles = _run(two_ranks, [BIG, MANY, BIG, MANY], mark_seconds=1.0)
+    assert [hooked[trial] for trial in range(4)] == [{True}, {True}, {False}, {False}]
+    assert {trial for trial, _ in profiles} == {0, 1}
 
 
 def test_what_is_tried_again_is_measured_as_it_would_be_kept(two_ranks: RankPool) -> None:
