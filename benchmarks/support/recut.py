@@ -10,7 +10,8 @@ from bagua_client.reducer.tunable_reducer import TunableReducer
 
 
 def hooked(wrapped: DistributedDataParallel) -> TunableReducer:
-    """What is re-cut of ``wrapped``. All ranks must call it together, between two steps."""
+    """What is re-cut of ``wrapped``, observed in detail. All ranks must call it together, between
+    two steps."""
     wrapped.reconfigure(wrapped.configuration)
     tunable = wrapped._tunable  # nothing public leads there
     assert tunable is not None
@@ -19,9 +20,16 @@ def hooked(wrapped: DistributedDataParallel) -> TunableReducer:
 
 
 def recut(
-    wrapped: DistributedDataParallel, configuration: Configuration, step: Callable[[], object]
+    wrapped: DistributedDataParallel,
+    configuration: Configuration,
+    step: Callable[[], object],
+    in_detail: bool = True,
 ) -> int:
     """Put ``configuration`` into force and make steps until torch has cut the buckets for good.
+
+    Args:
+        in_detail: whether its steps are still observed in detail, as those of a trial until they
+            are measured.
 
     Returns:
         How many steps that were.
@@ -33,6 +41,8 @@ def recut(
         raise RuntimeError(f"the model cannot run under {configuration}")
     tunable = wrapped._tunable
     assert tunable is not None
+    if not in_detail:
+        tunable.attach(in_detail=False)
     steps = 0
     while not tunable.is_settled:
         step()

@@ -67,6 +67,8 @@ class _Changes:
             tunable.after_reduction = None
             return
         tunable.schedule(tunable.plan(_configuration(tunable, self._steps // 2 - 1)))
+        # In turns as a trial is observed at first, and again: then torch carries what it can.
+        tunable.attach(in_detail=self._steps % 4 == 0)
         counts["recut"] += 1
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_client.agent.agent import DROPPED_STEPS
+from bagua_client.agent.detail import DROPPED_STEPS
 from bagua_simulator import Simulator
 from benchmarks.support.noise.weather import Climate, Weather
 from benchmarks.support.searches.engines import ENGINES, Engine

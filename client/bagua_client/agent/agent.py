@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent.command import Command, read_command
+from bagua_client.agent.detail import Detail
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
@@ -61,8 +62,6 @@ from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
-DROPPED_STEPS = 2
-"""Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 1
 """Measured steps of a trial after which the first report is made: mostly that is enough."""
 STEPS_APART = 16
@@ -102,8 +101,7 @@ class Agent:
     ) -> None:
         self._tunable = tunable
         self._environment = environment
-        self._name = name
-        self._file = file
+        self._name, self._file = name, file
         self._handover = handover
         self._turn = turn
         self._rank = tunable.communicator.rank
@@ -111,6 +109,7 @@ class Agent:
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
         self.measurement = RankMeasurement(tunable, optimizers, records=self._rank == 0)
+        self._detail = Detail(tunable, self.measurement)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
@@ -140,9 +139,10 @@ class Agent:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
         begins = bool(self._observe(self.measurement.tick))
-        if self._is_switching and self._tunable.is_settled:
+        if self._is_switching and self._detail.is_over(self._trial):
             self._switched()
         if self.is_active:
+            self._detail.wait(self._trial)
             self._observe(self.measurement.record, begins)
         if self._in_flight is not None:
             if self._reductions >= self._in_flight.due:
@@ -218,6 +218,7 @@ class Agent:
             self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
+        self._detail.told(reports)
         found, losses = self._tunable.layout.configuration, [report.losses for report in reports]
         # Of what the user has set by hand since, the user is the judge.
         if found == self._put_in_force and (harm := self._observe(self._guard.judge, losses)):
@@ -241,8 +242,7 @@ class Agent:
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        read = self._exchange.conclude
-        return Message(due, lambda: self._observe(self._hand_over, read()))
+        return Message(due, lambda: self._observe(self._hand_over, self._exchange.conclude()))
 
     def _hand_over(self, reports: Sequence[Report]) -> None:
         """Give rank 0's reporter what there is to tell of the trial, and of the one before."""
@@ -295,11 +295,10 @@ class Agent:
             self._end(watch or kept.numbers != self._tunable.default.numbers)
             return None
         self.state = State.TUNING
-        # The end of the round before may not have been settled.
-        self._tunable.attach()
+        self._detail.begin(layout)
         self._follow_steps()
         if change.agreed:
-            self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
+            self._next_report = self._reductions + self._detail.dropped_steps + FIRST_REPORT_STEPS
         return late
 
     def _switch(self, layout: Layout, forgets: bool = True) -> None:
@@ -311,7 +310,7 @@ class Agent:
     def _switched(self) -> None:
         """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
-        self._observe(self.measurement.begin, self._trial)
+        self._observe(self.measurement.begin, self._trial, self._detail.is_on)
         self._put_in_force = found = self._tunable.layout.configuration
         differs = found.numbers != self._tunable.default.numbers
         self._observe(self._guard.begin, differs, self._trial is None)
@@ -349,6 +348,7 @@ class Agent:
         self.state, self._will_watch = State.SETTLING, watch
         self._observe(self._turn.leave)
         self._observe(self.measurement.stop_recording)
+        self._detail.forget()
         if not watch and self._reporter is not None:
             self._reporter.finish()
         self._tunable.after_reduction = self._settle

@@ -113,8 +113,9 @@ class Profiler:
             is_first: of the step's reductions; a step of several is not recorded.
         """
         timeline, self._timeline = self._timeline, None
-        # A step may have used no parameter on this rank; nothing can be learned from it.
-        if timeline is not None and timeline.ready and is_first:
+        # Nothing can be learned from a step that has used no parameter on this rank, or whose
+        # buckets were not observed.
+        if timeline is not None and timeline.ready and timeline.started and is_first:
             self._keep(step, timeline)
         if step + 1 in self._steps and is_first:
             self._began = self._clock.mark()

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from bagua_client.configuration import Configuration
 from bagua_client.measuring.batch_complexity import BatchComplexity
 from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
-from bagua_client.configuration import Configuration
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
 from bagua_client.tunable.tunable import Tunable
-
 
 SLOWED_DEVICES = ("cuda",)
 """Types of devices on which recording slows a step, so that a recorded one is not measured. A GPU
@@ -128,28 +127,34 @@ class RankMeasurement:
         if self._profiler is not None:
             self._profiler.reduction_done(self.step, begins)
 
-    def begin(self, trial: int | None) -> None:
-        """Begin to measure: what was commanded is in force, and will stay as it is."""
+    def begin(self, trial: int | None, in_detail: bool = True) -> None:
+        """Begin to measure: what was commanded is in force, and will stay as it is.
+
+        Args:
+            in_detail: whether buckets are observed too, so that steps can be recorded.
+        """
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
         first = self.step + 1
-        if trial is not None:
-            recorded = range(first, first + self._steps_to_record())
-            if self._profiler is not None:
-                self._profiler.begin_trial(trial, recorded)
-            first += len(recorded) if self._is_apart else 0
+        if in_detail and trial is not None:
+            steps = self._steps_to_record()
+            self.begin_recording(trial, steps)
+            first += steps if self._is_apart else 0
         self.spans = [*self.spans[-1:], Span(trial, first)]
+
+    def begin_recording(self, trial: int, steps: int = PROFILED_STEPS) -> None:
+        """Record so many steps of a trial, from the next one on, in detail."""
+        self._recorded.add(self._tunable.layout.configuration)
+        if self._profiler is not None:
+            first = self.step + 1
+            self._profiler.begin_trial(trial, range(first, first + steps))
 
     def _steps_to_record(self) -> int:
         """Of the trial that begins; equal on all ranks, of which one records. Where the steps are
         then not measured, most trials have but one, and visits after a configuration's first none.
         """
-        if not self._is_apart:
+        if not (self._is_apart and self._recorded):
             return PROFILED_STEPS
-        configuration, is_first = self._tunable.layout.configuration, not self._recorded
-        if configuration in self._recorded:
-            return 0
-        self._recorded.add(configuration)
-        return PROFILED_STEPS if is_first else 1
+        return 0 if self._tunable.layout.configuration in self._recorded else 1
 
     def leave(self, forgets: bool) -> None:
         """What is in force is left: its last steps may become known later.

@@ -153,10 +153,8 @@ class Cut:
         ddp = self.ddp
         if torchs.is_in_backward():
             return False
-        try:
-            torchs.check_finished(ddp)
-        except RuntimeError:
-            return False  # The next forward pass raises it.
+        if not torchs.is_finished(ddp):
+            return False  # The next forward pass raises torch's error.
         if self.is_hooked:
             return not is_open
         return not torchs.has_run(ddp) or not (self.keeps_order or ddp.static_graph)

@@ -60,9 +60,14 @@ class Observation:
         if self._timeline is not None:
             arrived = self._timeline.bucket_starts(torchs.bytes_of(bucket))
             on_end = partial(self._observers.call, arrived)
-        if bucket.is_last() and self.on_last_ready is not None:
-            self.on_last_ready()
+        if bucket.is_last():
+            self.last_is_ready()
         return on_end
+
+    def last_is_ready(self) -> None:
+        """All gradients of a step are there on this rank."""
+        if self.on_last_ready is not None:
+            self.on_last_ready()
 
     def close(self) -> None:
         """Observe nothing but the order."""

@@ -126,6 +126,11 @@ class Replication:
                 self.moments = Moments(self.algorithm, self._model, wrapper)
         self.travel.close()
 
+    @property
+    def awaits_reduction(self) -> bool:
+        """Whether an algorithm ends when the next reduction begins."""
+        return bool(self._left)
+
     def reduction_begins(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """The first bucket of a step is full. All ranks come here, the optimizers have stepped, and
         no bucket is on its way.

@@ -15,7 +15,7 @@ return to what they had.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,8 +68,14 @@ class TunableReducer(ChangedTogether):
         self._replication = Replication(algorithm, self, names, self._kept, ddp, self)
         communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
         self.layout = plan(self.tensors, self.order, self.default)
-        self._ends = ReductionEnds(lambda: None if self._cut.is_hooked else self._reduced())
-        self.is_attached = self.may_join = self._is_open = False
+        self._ends = ReductionEnds(
+            lambda: torchs.is_finished(self._cut.ddp),
+            lambda: self._unless_hooked(self._computed),
+            lambda: self._unless_hooked(self._reduced),
+        )
+        weakref.finalize(ddp, self._ends.stop)
+        self.is_attached = self.may_join = self._is_open = self._sees_buckets = False
+        self._may_leave = True
         self._is_stale = True
         self._before = self.layout
         weakref.finalize(ddp, self._replication.travel.close)
@@ -147,7 +153,7 @@ class TunableReducer(ChangedTogether):
         """See :meth:`Tunable.schedule`: at the end of this reduction, if called there, else of the
         next."""
         super().schedule(layout)
-        self._is_stale |= not self._cut.is_hooked  # Without our hook no end would be seen.
+        self._is_stale |= not (self._cut.is_hooked or self._ends.are_followed)  # No end is seen.
 
     def change(self, layout: Layout) -> bool:
         """See :meth:`Changeable.change`: at once, or at the end of the next reduction where some
@@ -238,18 +244,52 @@ class TunableReducer(ChangedTogether):
         """
         offer, caps = self.offer, self.offer.caps(layout)
         self._replication.use(layout.configuration)
-        is_torchs_way = layout.configuration.is_torchs_way
-        # Without phases: those begin in our hook.
-        is_torchs = self.algorithm.is_torchs and not self.algorithm.phase and is_torchs_way
         # Our hook also learns the order of the gradients, and where steps end.
-        has_use = not is_torchs or not self.order_is_agreed or self._cut.keeps_order
-        is_watched = self.is_attached or self._next is not None
-        self.layout = layout
-        hooked = is_watched or (offer.hook is None and has_use)
+        has_use = not self._is_torchs(layout) or not self.order_is_agreed or self._cut.keeps_order
+        has_use |= self._replication.awaits_reduction
         is_followed = self._ends.are_followed
+        is_watched = self._sees_buckets or (self._next is not None and not is_followed)
+        self.layout, self._may_leave = layout, True
+        hooked = is_watched or (offer.hook is None and has_use)
         self._cut.make(caps, self._replication.travel, hooked, self._order.used, bare, is_followed)
 
     # When others carry the buckets
+
+    def _is_torchs(self, layout: Layout) -> bool:
+        """Whether buckets travel as with stock torch. Phases of an algorithm begin in our hook."""
+        configuration = layout.configuration
+        if not configuration.is_torchs_way:
+            return False
+        algorithm = self._replication.planned(configuration)
+        return algorithm.is_torchs and not algorithm.phase
+
+    def is_carried_by_torch(self, layout: Layout) -> bool:
+        """See :meth:`Tunable.is_carried_by_torch`."""
+        if not (self._knows_ends and self._is_torchs(layout)):
+            return False
+        return self._cut.theirs is None
+
+    @property
+    def _knows_ends(self) -> bool:
+        """Whether the ends of reductions can be told without a hook on buckets."""
+        return torchs.reaches_all(self._cut.ddp) and self.order_is_agreed
+
+    def _leave_to_torch(self) -> None:
+        """Nobody observes the steps: keep no hook that has done what it was for."""
+        if self._may_leave and self._cut.is_hooked:
+            self._may_leave = False
+            if self.is_carried_by_torch(self.layout):
+                self._leave_buckets()
+        elif self.after_reduction is None and not self._cut.is_hooked:
+            self._ends.stop()
+
+    def _leave_buckets(self) -> None:
+        """Follow but the ends of reductions, from the end of this one or the next one on, and have
+        no hook on the buckets where torch carries them."""
+        self._sees_buckets = False
+        self._ends.follow([self.parameters[index] for index in self.order])
+        if self._cut.is_hooked:
+            self._next = self._next or self.layout
 
     def stand_back(self) -> None:
         """Leave the buckets to torch until all ranks have ended; under ``join`` none may wait."""
@@ -281,28 +321,31 @@ class TunableReducer(ChangedTogether):
 
     # Observing the steps
 
-    def attach(self) -> None:
-        """Observe the steps from the next one on. All ranks must call this together."""
+    def attach(self, in_detail: bool = True) -> None:
+        """See :meth:`Tunable.attach`."""
         self.is_attached = True
-        self._is_stale |= self._next is None  # Else the hook comes with that.
-        self._ends.stop()
+        if in_detail or not self._knows_ends:
+            self._sees_buckets = True
+            self._is_stale |= self._next is None  # Else the hook comes with that.
+            self._ends.stop()
+        else:
+            self._leave_buckets()
         self._cut.watch_times()
         torchs.split_graphs(self._cut.ddp, self._cut.default_caps.bucket_bytes)
 
     def watch(self) -> None:
-        """Observe but the ends of reductions, without a hook on buckets where torch carries them
-        and each step reaches all parameters. All ranks must call this together, at such an end."""
-        if self._cut.is_hooked and torchs.reaches_all(self._cut.ddp):
+        """See :meth:`Tunable.watch`: without a hook on buckets where torch carries them and each
+        step reaches all parameters. All ranks must call this together, at the end of a step."""
+        if torchs.reaches_all(self._cut.ddp):
             self.is_attached = False
-            self._ends.follow(self.parameters[self.order[0]])
-            self._next = self.layout
+            self._leave_buckets()
 
     def detach(self) -> None:
         """See :meth:`Tunable.detach`; buckets travel as before."""
         super().detach()
         self.observation.close()
-        self._ends.stop()
-        self.is_attached = False
+        self.is_attached = self._sees_buckets = False
+        self._may_leave = True
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel. Called in the backward pass."""
@@ -314,9 +357,17 @@ class TunableReducer(ChangedTogether):
             torchs.after_backward(self._reduced)
         return on_end
 
+    def _computed(self) -> None:
+        self.observers.call(self.observation.last_is_ready)
+
+    def _unless_hooked(self, seen: Callable[[], None]) -> None:
+        """Our hook sees more of the same."""
+        if not self._cut.is_hooked:
+            seen()
+
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all buckets."""
-        self._is_open = False
+        self._is_open = self._ends.is_due = False
         self._cut.reduced()
         if self._replication.moments is not None:
             self._replication.moments.backward_ends()
@@ -324,6 +375,8 @@ class TunableReducer(ChangedTogether):
             self.layout = plan(self.tensors, self.order, self.layout.configuration)
         if self.after_reduction is not None:
             self.after_reduction()
+        if not self.is_attached and self.is_settled and self._order.is_agreed:
+            self._leave_to_torch()
         if self._next is not None and not self._cut.waits_for_sync:
             self._carry_out()
         elif self._cut.is_due:

@@ -205,7 +205,7 @@ class TunableUnits(ChangedTogether):
 
     # Measure
 
-    def attach(self) -> None:
+    def attach(self, in_detail: bool = True) -> None:
         """See :meth:`Tunable.attach`."""
         self._is_attached = True
         self._follow()

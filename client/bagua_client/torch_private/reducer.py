@@ -227,6 +227,15 @@ def check_finished(ddp: DistributedDataParallel) -> None:
         ddp.reducer._check_reducer_finalized()
 
 
+def is_finished(ddp: DistributedDataParallel) -> bool:
+    """Whether torch is in no reduction that it has begun."""
+    try:
+        check_finished(ddp)
+    except RuntimeError:
+        return False
+    return True
+
+
 def rebuild(ddp: DistributedDataParallel) -> bool:
     """Do what torch's forward pass does first: check the last step, and re-cut the buckets once, in
     the order in which gradients became ready. All ranks must call this together.
@@ -367,6 +376,12 @@ def leaves_buckets_out(ddp: DistributedDataParallel) -> bool:
 def has_reducer(ddp: DistributedDataParallel) -> bool:
     """Whether there is a reducer and it is the C++ one."""
     return not (getattr(ddp, "_use_python_reducer", False) or ddp._delay_all_reduce_all_params)
+
+
+def before_backward_ends(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the present backward pass has computed everything. If the last bucket
+    is not full yet, that is before torch's reducer waits for its buckets."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def after_backward(callback: Callable[[], None]) -> None:

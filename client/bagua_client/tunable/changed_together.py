@@ -112,6 +112,10 @@ class ChangedTogether(ABC):
     def is_settled(self) -> bool:
         return self._next is None
 
+    def is_carried_by_torch(self, layout: Layout) -> bool:
+        """See :meth:`Tunable.is_carried_by_torch`."""
+        return False
+
     def watch(self) -> None:
         """See :meth:`Tunable.watch`: the ends of steps are seen anyway."""
         return

@@ -188,8 +188,17 @@ class Tunable(Protocol):
 
     # Measure
 
-    def attach(self) -> None:
-        """Observe the steps from now on."""
+    def attach(self, in_detail: bool = True) -> None:
+        """Observe the steps from now on.
+
+        Args:
+            in_detail: with all that travels in them; else their ends and how long each computes, as
+                cheaply as that can be. All ranks must give the same, at the end of a step.
+        """
+
+    def is_carried_by_torch(self, layout: Layout) -> bool:
+        """Whether nothing of ours is in the way of what travels under ``layout``, unless the steps
+        are observed in detail; the same on all ranks."""
 
     def watch(self) -> None:
         """Observe but the ends of steps from now on, as cheaply as that can be."""

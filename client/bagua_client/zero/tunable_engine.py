@@ -111,7 +111,7 @@ class TunableEngine(ChangedTogether):
 
     # Measure
 
-    def attach(self) -> None:
+    def attach(self, in_detail: bool = True) -> None:
         """The ends of steps are seen anyway."""
 
     def detach(self) -> None:
