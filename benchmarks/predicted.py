@@ -116,6 +116,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
 def show(rows: Sequence[Row], console: Console) -> None:
     table = Table("setting", "simulated ms", "measured ms", "range", "off", "MB sent", "off")
     table.box = None
+    for column in table.columns:
+        column.no_wrap = True
     for row in rows:
         table.add_row(
             row.name,

@@ -51,6 +51,7 @@ class Phase:
         most: bytes per second that it reaches alone.
         flows: connections that the link sees; one between each pair of neighbours for a
             collective.
+        weight: how many bytes of what the link carries each of them takes up.
     """
 
     link: Link
@@ -58,6 +59,7 @@ class Phase:
     bytes: float
     most: float
     flows: int = 1
+    weight: float = 1.0
 
     @property
     def alone_seconds(self) -> float:
@@ -131,7 +133,9 @@ def _flat(cluster: Cluster, size_bytes: float) -> Phase:
         if replace(tree, most=tree.most * expected).alone_seconds < ring.alone_seconds:
             return replace(tree, most=most)
     split = min(reached(cluster, size_bytes, SPLIT), cluster.inside_bandwidth_bytes_per_second)
-    ring = replace(ring, most=split)
+    # Not where one flow fills the link: then it is the link that limits all of them.
+    filling = cluster.bandwidth_bytes_per_second / cluster.flow_bytes_per_second
+    ring = replace(ring, most=split, weight=1 / max(1.0, min(cluster.together, filling)))
     return ring if cluster.nodes == 2 else _faster(ring, tree)
 
 

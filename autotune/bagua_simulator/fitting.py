@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import Phase, parts, reduction
+from bagua_simulator.collectives import SPLIT, Phase, parts, reduction
 from bagua_simulator.recorded import Record
 from bagua_simulator.robust import bounded, softened
 from bagua_simulator.simulator import Simulator
@@ -151,7 +151,8 @@ def _cluster(
     bandwidth, latency = figures["bandwidth_bytes_per_second"], figures["latency_seconds"]
     cluster = Cluster(nodes, ranks_per_node, bandwidth, latency, is_nccl=is_nccl)
     if "flows" in figures:
-        cluster = replace(cluster, flow_bytes_per_second=bandwidth / figures["flows"])
+        flow = bandwidth / figures["flows"]
+        cluster = replace(cluster, flow_bytes_per_second=flow, together=math.sqrt(SPLIT))
     if nodes == 1:
         return replace(
             cluster,

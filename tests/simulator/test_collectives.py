@@ -84,6 +84,22 @@ def test_two_cores_of_a_node_carry_more_than_one_but_no_more_than_the_link() -> 
     assert phase.most < link.bandwidth_bytes_per_second * link.flow_share
 
 
+@pytest.mark.parametrize(
+    ("flow", "together", "weight"), [(2e8, 1.25, 0.8), (2e8, 1.0, 1.0), (2e9, 1.25, 1.0)]
+)
+def test_what_a_link_carries_does_not_depend_on_who_sends(
+    flow: float, together: float, weight: float
+) -> None:
+    """It does where several connections were measured to carry more than one: cores may copy."""
+    cluster = replace(
+        make_cluster(nodes=2), is_nccl=True, flow_bytes_per_second=flow, together=together
+    )
+    (ring,) = reduction(cluster, "off", 32 * MIB)
+    assert ring.weight == pytest.approx(weight)
+    for kind, mib in (("off", 100), ("shards", 32)):
+        assert {phase.weight for phase in reduction(cluster, kind, mib * MIB)} == {1.0}
+
+
 def test_a_hierarchical_reduction_leaves_the_node_with_less() -> None:
     cluster, size = make_cluster(nodes=4, ranks_per_node=8), 32 * MIB
     (flat,) = reduction(cluster, "off", size)

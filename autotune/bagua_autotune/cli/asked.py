@@ -136,4 +136,6 @@ def _changed(
         ranks_per_node=ranks_per_node or measured.ranks_per_node,
         bandwidth_bytes_per_second=bandwidth or measured.bandwidth_bytes_per_second,
         latency_seconds=latency or measured.latency_seconds,
+        # A link that was named is one, and not what the cores copy.
+        together=measured.together if bandwidth is None else 1.0,
     )

@@ -114,10 +114,10 @@ def _connection(cluster: Cluster) -> str:
             "with several numbers of channels"
         )
     alone = describe_bandwidth(cluster.flow_bytes_per_second)
-    return (
-        f"between nodes one channel reaches {alone}; that several reach no more than the link's "
-        "figure above may be the processors' limit as well"
-    )
+    said = f"one channel: {alone} between nodes"
+    if cluster.together == 1:
+        return said
+    return f"{said}; the figure above is what several reach, which may be less than the link"
 
 
 def _assumed(simulator: Simulator) -> list[str]:
