@@ -28,6 +28,11 @@ class Cluster:
         start_seconds: until all ranks have begun a collective, whatever its size.
         shards_share: share of the bandwidth inside a node that reduce-scatter and all-gather reach,
             while reduce and broadcast reach all of it; less if the backend emulates them.
+        together: how much more all flows together carry where a node's rank that sends is not the
+            one that receives. 1 if ``bandwidth_bytes_per_second`` is the link's; more if it may be
+            what the cores copy.
+        is_nccl: whether NCCL sums, which may take a tree for a flat sum over two nodes; gloo has
+            rings only.
     """
 
     nodes: int
@@ -41,6 +46,8 @@ class Cluster:
     half_seconds: float = 40e-6
     start_seconds: float = 15e-6
     shards_share: float = 1.0
+    together: float = 1.0
+    is_nccl: bool = False
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.ranks_per_node < 1:

@@ -5,6 +5,10 @@ Numbers of hops and the choice between ring and tree follow NCCL's own tuning mo
 while a tree has 92 % of the ring's bandwidth. Volumes are those of Thakur, Rabenseifner and Gropp,
 "Optimization of Collective Communication Operations in MPICH" (2005). A small message does not fill
 a link: the bandwidth that it reaches rises with its size, more slowly than from latency alone.
+
+Over two nodes with several ranks each the two differ in what crosses the link. A ring over ``n``
+ranks takes ``2 (n - 1) / n`` of the message out of each node. A tree sums inside the node first:
+one node sends its sum, the other sends the total back, so each link carries the message once.
 """
 
 from __future__ import annotations
@@ -18,6 +22,17 @@ from bagua_simulator.cluster import Cluster, Link
 Way = Literal["off", "leaders", "shards"]
 """Ways of reducing: flat; one rank of each node between the nodes; or each rank with a share."""
 TREE_BANDWIDTH = 0.92
+# What NCCL takes a tree for, by the least bytes of the message: a share of what a tree can reach
+# (its ``treeCorrectionFactor``, for the protocol of large messages; small ones wait for latency
+# anyway). It decides by that and not by what a tree then reaches.
+TREE_EXPECTED = (
+    (128 * 2**20, 0.9), (64 * 2**20, 0.8), (16 * 2**20, 0.7), (8 * 2**20, 0.8), (4 * 2**20, 0.7),
+    (2 * 2**20, 0.6), (128 * 2**10, 0.5), (0, 0.6),
+)  # fmt: skip
+# Where a core copies what a rank sends and what it receives, a ring over several ranks of a node
+# has one for each: the rank that sends to the next node is not the one that receives. Ours;
+# measured were 1.5 and 1.7 (docs/simulating.md).
+SPLIT = 1.6
 # How steeply the reached bandwidth rises with the size of the message.
 RISE = 0.6
 # A conversion reads and writes GPU memory (900 GB/s on a V100), before sending and after.
@@ -37,6 +52,7 @@ class Phase:
         most: bytes per second that it reaches alone.
         flows: connections that the link sees; one between each pair of neighbours for a
             collective.
+        weight: how many bytes of what the link carries each of them takes up.
     """
 
     link: Link
@@ -44,6 +60,7 @@ class Phase:
     bytes: float
     most: float
     flows: int = 1
+    weight: float = 1.0
 
     @property
     def alone_seconds(self) -> float:
@@ -106,9 +123,21 @@ def _flat(cluster: Cluster, size_bytes: float) -> Phase:
         return inside(cluster, inside_hops * cluster.inside_latency_seconds, volume)
     tree_inside = 2 * (cluster.ranks_per_node - 1) * cluster.inside_latency_seconds
     most = min(reached(cluster, size_bytes), cluster.inside_bandwidth_bytes_per_second)
-    return _ring_or_tree(
+    ring, tree = _ring_and_tree(
         cluster, volume, most, inside_hops * cluster.inside_latency_seconds, tree_inside
     )
+    if not cluster.is_nccl or cluster.ranks_per_node == 1:
+        return _faster(ring, tree)
+    if cluster.nodes == 2:
+        tree = replace(tree, bytes=size_bytes)
+        expected = next(share for least, share in TREE_EXPECTED if size_bytes >= least)
+        if replace(tree, most=tree.most * expected).alone_seconds < ring.alone_seconds:
+            return replace(tree, most=most)
+    split = min(reached(cluster, size_bytes, SPLIT), cluster.inside_bandwidth_bytes_per_second)
+    # Not where one flow fills the link: then it is the link that limits all of them.
+    filling = cluster.bandwidth_bytes_per_second / cluster.flow_bytes_per_second
+    ring = replace(ring, most=split, weight=1 / max(1.0, min(cluster.together, filling)))
+    return ring if cluster.nodes == 2 else _faster(ring, tree)
 
 
 def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
@@ -116,20 +145,24 @@ def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
     volume = 2 * (cluster.nodes - 1) / cluster.nodes * size_bytes
     together = flows * reached(cluster, size_bytes / flows)
     most = min(cluster.capacity("network", flows), together)
-    return replace(_ring_or_tree(cluster, volume, most, 0.0, 0.0), flows=flows)
+    return replace(_faster(*_ring_and_tree(cluster, volume, most, 0.0, 0.0)), flows=flows)
 
 
-def _ring_or_tree(
+def _ring_and_tree(
     cluster: Cluster, volume: float, most: float, ring_inside: float, tree_inside: float
-) -> Phase:
-    """The faster of two phases; the seconds inside the node are those of all its hops."""
+) -> tuple[Phase, Phase]:
+    """Both ways to send; the seconds inside the node are those of all its hops."""
     hop = cluster.latency_seconds
     ring_seconds = cluster.start_seconds + ring_inside + 2 * (cluster.nodes - 1) * hop
     ring = Phase("network", ring_seconds, volume, most)
     depth = math.ceil(math.log2(cluster.nodes))
     tree_seconds = cluster.start_seconds + tree_inside + 2 * depth * hop
     tree = Phase("network", tree_seconds, volume, most * TREE_BANDWIDTH)
-    return min(ring, tree, key=lambda phase: phase.alone_seconds)
+    return ring, tree
+
+
+def _faster(*phases: Phase) -> Phase:
+    return min(phases, key=lambda phase: phase.alone_seconds)
 
 
 def inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
@@ -138,10 +171,15 @@ def inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
     return Phase("inside", cluster.start_seconds + hops_seconds, volume, most)
 
 
-def reached(cluster: Cluster, message_bytes: float) -> float:
-    """Return the bytes per second that one flow alone reaches between two nodes."""
+def reached(cluster: Cluster, message_bytes: float, cores: float = 1.0) -> float:
+    """Return the bytes per second that one flow alone reaches between two nodes.
+
+    Args:
+        cores: how much more its cores copy than one core for both directions.
+    """
     limit = min(
-        cluster.bandwidth_bytes_per_second * cluster.flow_share, cluster.flow_bytes_per_second
+        cluster.bandwidth_bytes_per_second * cluster.flow_share,
+        cluster.flow_bytes_per_second * cores,
     )
     half_bytes = cluster.half_seconds * cluster.bandwidth_bytes_per_second
     return limit / (1 + math.pow(half_bytes / max(message_bytes, 1.0), RISE))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import Phase, parts, reduction
+from bagua_simulator.collectives import SPLIT, Phase, parts, reduction
 from bagua_simulator.recorded import Record
 from bagua_simulator.robust import bounded, softened
 from bagua_simulator.simulator import Simulator
@@ -69,7 +69,9 @@ TOLERANCE, MOST_EVALUATIONS = 1e-4, 40
 FARTHEST = 50.0
 
 
-def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
+def fit_cluster(
+    nodes: int, ranks_per_node: int, traffic: Sequence[Traffic], is_nccl: bool = False
+) -> Cluster:
     """The cluster on which the buckets take as long as in these steps.
 
     Fitted are the bandwidth and latency of the links between the nodes, the start of an operation,
@@ -100,7 +102,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
 
     def differences(tried: Floats) -> Floats:
         found = figures(tried)
-        cluster = _cluster(nodes, ranks_per_node, found)
+        cluster = _cluster(nodes, ranks_per_node, is_nccl, found)
         late_seconds = found.get("late_seconds", 0.0)
         apart = [_differences(cluster, each, late_seconds) for each in measured]
         unusual = (tried - logarithms) / spreads
@@ -120,7 +122,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
         for each in beginnings[:MOST_BEGINNINGS]
     ]  # fmt: skip
     best = min(ends, key=lambda end: float(end.cost))
-    return _cluster(nodes, ranks_per_node, figures(best.x))
+    return _cluster(nodes, ranks_per_node, is_nccl, figures(best.x))
 
 
 def fit_record(record: Record) -> Simulator:
@@ -129,7 +131,7 @@ def fit_record(record: Record) -> Simulator:
     Raises:
         ValueError: no measured reduction shows the network.
     """
-    return record.simulator(fit_cluster(*record.shape, record.traffic))
+    return record.simulator(fit_cluster(*record.shape, record.traffic, record.is_nccl))
 
 
 def _usual(nodes: int, ranks_per_node: int, measured: Sequence[Traffic]) -> dict[str, Usual]:
@@ -143,11 +145,14 @@ def _usual(nodes: int, ranks_per_node: int, measured: Sequence[Traffic]) -> dict
     return found | (USUAL_NODE if nodes > 1 and ranks_per_node > 1 else {})
 
 
-def _cluster(nodes: int, ranks_per_node: int, figures: Mapping[str, float]) -> Cluster:
+def _cluster(
+    nodes: int, ranks_per_node: int, is_nccl: bool, figures: Mapping[str, float]
+) -> Cluster:
     bandwidth, latency = figures["bandwidth_bytes_per_second"], figures["latency_seconds"]
-    cluster = Cluster(nodes, ranks_per_node, bandwidth, latency)
+    cluster = Cluster(nodes, ranks_per_node, bandwidth, latency, is_nccl=is_nccl)
     if "flows" in figures:
-        cluster = replace(cluster, flow_bytes_per_second=bandwidth / figures["flows"])
+        flow = bandwidth / figures["flows"]
+        cluster = replace(cluster, flow_bytes_per_second=flow, together=math.sqrt(SPLIT))
     if nodes == 1:
         return replace(
             cluster,

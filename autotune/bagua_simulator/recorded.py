@@ -83,6 +83,11 @@ class Record(_Computed):
         """The number of nodes, and of ranks on the largest of them."""
         return len(self.ranks_per_node), max(self.ranks_per_node)
 
+    @property
+    def is_nccl(self) -> bool:
+        """Whether NCCL summed up the gradients: they were on GPUs."""
+        return any("/cuda" in tensor.group for tensor in self.tensors)
+
     def simulator(self, cluster: Cluster) -> Simulator:
         """The job on a cluster."""
         return Simulator(self.workload, cluster, self.contention, self.launch_seconds)

@@ -112,6 +112,18 @@ class Simulator:
             self._known[key] = self.workload.forward_seconds + trace.end_seconds
         return self._known[key]
 
+    def sent_bytes(self, configuration: Mapping[str, Value]) -> float:
+        """What crosses each node's link in a step, in each direction; arguments and errors as of
+        :meth:`step_seconds`."""
+        channels = _channels(configuration)
+        return sum(
+            phase.bytes
+            for bucket in self._layouts.cut(configuration)
+            for phases in self._parts(bucket, configuration, channels)
+            for phase in phases
+            if phase.link == "network"
+        )
+
     def profile(
         self,
         configuration: Mapping[str, Value],
@@ -182,9 +194,7 @@ class Simulator:
         disturbance: _Disturbance | None,
         ready: NDArray[np.float64] | None = None,
     ) -> Trace:
-        channels = configuration.get("channels", 1)
-        if not isinstance(channels, int) or channels < 1:
-            raise ValueError(f"channels is {channels!r}; it must be a positive number")
+        channels = _channels(configuration)
         times = self.workload.ready_seconds if ready is None else ready.tolist()
         messages = []
         for bucket in buckets:
@@ -230,6 +240,13 @@ class _Disturbance:
             replace(phase, seconds=phase.seconds * factor, bytes=phase.bytes * factor)
             for phase, factor in zip(phases, factors.tolist(), strict=True)
         )
+
+
+def _channels(configuration: Mapping[str, Value]) -> int:
+    channels = configuration.get("channels", 1)
+    if not isinstance(channels, int) or channels < 1:
+        raise ValueError(f"channels is {channels!r}; it must be a positive number")
+    return channels
 
 
 def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:

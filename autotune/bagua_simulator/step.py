@@ -48,7 +48,17 @@ class Trace:
 class _Flow:
     """A phase of a part under way."""
 
-    __slots__ = ("flows", "left_bytes", "left_seconds", "link", "most", "part", "place", "rate")
+    __slots__ = (
+        "flows",
+        "left_bytes",
+        "left_seconds",
+        "link",
+        "most",
+        "part",
+        "place",
+        "rate",
+        "weight",
+    )
 
     def __init__(self, part: int, place: int, phase: Phase) -> None:
         self.part = part
@@ -58,6 +68,7 @@ class _Flow:
         self.left_seconds = phase.seconds
         self.left_bytes = phase.bytes
         self.most = phase.most
+        self.weight = phase.weight
         self.rate = 0.0
 
 
@@ -204,6 +215,6 @@ class Step:
         """Divide the link into equal shares; what a phase cannot use goes to the others."""
         flows = self._by_link[link]
         left = self._cluster.capacity(link, sum(flow.flows for flow in flows))
-        for count, flow in enumerate(sorted(flows, key=lambda flow: flow.most)):
-            flow.rate = min(flow.most, left / (len(flows) - count))
-            left -= flow.rate
+        for count, flow in enumerate(sorted(flows, key=lambda flow: flow.most * flow.weight)):
+            flow.rate = min(flow.most, left / (len(flows) - count) / flow.weight)
+            left -= flow.rate * flow.weight

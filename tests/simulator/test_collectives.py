@@ -52,6 +52,54 @@ def test_one_large_message_has_the_textbook_time() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "mib", "share"),
+    # Of a message; where it is 1, a tree. NCCL expects little of trees between 16 and 64 MiB.
+    [
+        (2, 9, 1.0),
+        (2, 32, 1.5),
+        (2, 100, 1.0),
+        (2, 3, 1.5),
+        (4, 32, 1.0),
+        (4, 3, 1.75),
+        (1, 32, 1.0),
+    ],
+)
+def test_over_two_nodes_nccl_sums_by_the_ring_or_tree_that_it_expects_more_of(
+    ranks: int, mib: int, share: float
+) -> None:
+    cluster = replace(make_cluster(nodes=2, ranks_per_node=ranks), is_nccl=True)
+    (phase,) = reduction(cluster, "off", mib * MIB)
+    assert phase.bytes == share * mib * MIB
+    (gloo,) = reduction(replace(cluster, is_nccl=False), "off", mib * MIB)
+    assert gloo.bytes == 2 * (2 * ranks - 1) / (2 * ranks) * mib * MIB
+
+
+def test_two_cores_of_a_node_carry_more_than_one_but_no_more_than_the_link() -> None:
+    cores = replace(make_cluster(nodes=2), is_nccl=True, flow_bytes_per_second=2e8)
+    most = {mib: reduction(cores, "off", mib * MIB)[0].most for mib in (32, 100)}
+    assert most[32] > 1.5 * most[100]
+    link = replace(cores, flow_bytes_per_second=1e9)
+    (phase,) = reduction(link, "off", 32 * MIB)
+    assert phase.most < link.bandwidth_bytes_per_second * link.flow_share
+
+
+@pytest.mark.parametrize(
+    ("flow", "together", "weight"), [(2e8, 1.25, 0.8), (2e8, 1.0, 1.0), (2e9, 1.25, 1.0)]
+)
+def test_what_a_link_carries_does_not_depend_on_who_sends(
+    flow: float, together: float, weight: float
+) -> None:
+    """It does where several connections were measured to carry more than one: cores may copy."""
+    cluster = replace(
+        make_cluster(nodes=2), is_nccl=True, flow_bytes_per_second=flow, together=together
+    )
+    (ring,) = reduction(cluster, "off", 32 * MIB)
+    assert ring.weight == pytest.approx(weight)
+    for kind, mib in (("off", 100), ("shards", 32)):
+        assert {phase.weight for phase in reduction(cluster, kind, mib * MIB)} == {1.0}
+
+
 def test_a_hierarchical_reduction_leaves_the_node_with_less() -> None:
     cluster, size = make_cluster(nodes=4, ranks_per_node=8), 32 * MIB
     (flat,) = reduction(cluster, "off", size)

@@ -86,6 +86,19 @@ def test_two_flows_share_a_link_equally() -> None:
     assert together.ended_seconds == pytest.approx([seconds, seconds])
 
 
+def test_a_flow_that_weighs_less_leaves_more_of_the_link_to_others() -> None:
+    light, whole = (
+        Phase("network", 0.0, 1e9, BANDWIDTH, weight=0.5),
+        Phase("network", 0.0, 1e9, 1e9),
+    )
+    messages = [Message(0.0, 0.0, ((each,),)) for each in (light, whole)]
+    carried = CLUSTER.capacity("network", 2)
+    ended = run(messages, channels=2, contention=0.0).ended_seconds
+    first = 1e9 / min(BANDWIDTH, carried)  # the light one takes its half at the double rate
+    assert ended[0] == pytest.approx(first)
+    assert ended[1] == pytest.approx(1.5e9 / carried, rel=0.01)
+
+
 def test_what_a_slow_flow_leaves_goes_to_the_other() -> None:
     slow, fast = Phase("network", 0.0, 1e8, 1e8), Phase("network", 0.0, 8e8, BANDWIDTH)
     messages = [Message(0.0, 0.0, ((slow,),)), Message(0.0, 0.0, ((fast,),))]

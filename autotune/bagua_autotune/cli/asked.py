@@ -107,7 +107,7 @@ def _cluster(
         raise click.UsageError(
             f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
         )
-    return Cluster(nodes, ranks_per_node, bandwidth, latency)
+    return Cluster(nodes, ranks_per_node, bandwidth, latency, is_nccl=True)
 
 
 def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
@@ -117,7 +117,7 @@ def _measured(record: Record, bandwidth: float | None, latency: float | None) ->
     except ValueError as error:
         if bandwidth is None or latency is None:
             raise click.UsageError(f"{error}; give --bandwidth and --latency") from error
-        return Cluster(*record.shape, bandwidth, latency)
+        return Cluster(*record.shape, bandwidth, latency, is_nccl=record.is_nccl)
 
 
 def _changed(
@@ -136,4 +136,6 @@ def _changed(
         ranks_per_node=ranks_per_node or measured.ranks_per_node,
         bandwidth_bytes_per_second=bandwidth or measured.bandwidth_bytes_per_second,
         latency_seconds=latency or measured.latency_seconds,
+        # A link that was named is one, and not what the cores copy.
+        together=measured.together if bandwidth is None else 1.0,
     )

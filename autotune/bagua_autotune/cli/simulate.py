@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bagua_autotune.cli.asked import counts, every, several, simulators_of
 from bagua_autotune.cli.compared import show_comparison
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.text import describe, describe_bytes, describe_knob
-from bagua_simulator import Simulator
+from bagua_simulator import Cluster, Simulator
 from bagua_simulator.comparison import compare
 from bagua_simulator.plot import PlotError, plot
 from bagua_simulator.recorded import RecordError
@@ -84,10 +85,10 @@ def simulate(
     if as_json:
         click.echo(json.dumps(_document(found), indent=2))
     else:
-        _print(found)
+        _print(found, is_measured=model not in CATALOG)
 
 
-def _print(found: Sweep) -> None:
+def _print(found: Sweep, is_measured: bool) -> None:
     say(found.title)
     columns = ["bucket", *(f"{describe_knob('hierarchical', name)} ms" for name in found.lines)]
     rows = [
@@ -95,12 +96,28 @@ def _print(found: Sweep) -> None:
         for points in zip(*found.lines.values(), strict=True)
     ]
     print_table(columns, rows)
+    if is_measured and found.simulator.cluster.nodes > 1:
+        say(_connection(found.simulator.cluster))
     for line in _assumed(found.simulator):
         say(line)
     say(f"computing alone: {found.simulator.workload.compute_seconds * 1e3:.4g} ms")
     say(f"default: {describe(found.default.configuration)}: {_ms(found.default)} ms")
     best = f"{describe(found.best.configuration)}: {_ms(found.best)} ms"
     say(f"best: {best}, {times(found.speedup)} over the default")
+
+
+def _connection(cluster: Cluster) -> str:
+    """What a measured job tells of one connection, and of several together."""
+    if isinf(cluster.flow_bytes_per_second):
+        return (
+            "one channel is taken to fill the link between nodes: no way of reducing was measured "
+            "with several numbers of channels"
+        )
+    alone = describe_bandwidth(cluster.flow_bytes_per_second)
+    said = f"one channel: {alone} between nodes"
+    if cluster.together == 1:
+        return said
+    return f"{said}; the figure above is what several reach, which may be less than the link"
 
 
 def _assumed(simulator: Simulator) -> list[str]:
@@ -124,6 +141,9 @@ def _document(found: Sweep) -> dict[str, Any]:
         "ranks_per_node": cluster.ranks_per_node,
         "bandwidth_bytes_per_second": cluster.bandwidth_bytes_per_second,
         "latency_seconds": cluster.latency_seconds,
+        "channel_bytes_per_second": None
+        if isinf(cluster.flow_bytes_per_second)
+        else cluster.flow_bytes_per_second,
         "inside_bandwidth_bytes_per_second": cluster.inside_bandwidth_bytes_per_second,
         "inside_latency_seconds": cluster.inside_latency_seconds,
         "shards_share": cluster.shards_share,

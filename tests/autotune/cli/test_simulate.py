@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ NETWORK = ["--nodes", "16", "--ranks-per-node", "8", "--bandwidth", "25Gbit", "-
 MEASURED = Simulator(
     make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
 )
+TWO_HOSTS = Path(__file__).parents[2] / "simulator" / "recorded" / "vgg16_two_hosts.json"
 
 
 def run(*arguments: str) -> Result:
@@ -185,6 +187,17 @@ def test_both_options_together_keep_what_else_was_measured(exported: Path) -> No
     again = document("--bandwidth", f"{bandwidth!r}B", "--latency", f"{latency!r}s")
     assert again == own
     assert own["inside_bandwidth_bytes_per_second"] != 100e9
+
+
+def test_it_says_what_one_channel_reaches_and_whether_the_file_tells(exported: Path) -> None:
+    assert "one channel is taken to fill the link" in output("simulate", "--model", str(exported))
+    several = ["simulate", "--model", str(TWO_HOSTS), "--ranks-per-node", "2"]
+    measured, named = output(*several), output(*several, "--bandwidth", "100Gbit")
+    alone = r"\none channel: 2[01]\.\d Gbit/s between nodes"
+    assert re.search(f"{alone}; the figure above is what several reach", measured)
+    assert re.search(f"{alone}\n", named)
+    found = json.loads(output(*several, "--json"))
+    assert found["channel_bytes_per_second"] < found["bandwidth_bytes_per_second"] / 2
 
 
 def test_what_communicating_costs_computing_is_the_jobs_own(exported: Path, tmp_path: Path) -> None:
