@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from bagua_client.communication.nccl import GROUPS_BY_NODE
 from bagua_client.configuration import Configuration
 from bagua_client.measuring.batch_complexity import BatchComplexity
 from bagua_client.measuring.boundary import StepBoundary
@@ -21,6 +22,11 @@ SLOWED_DEVICES = ("cuda",)
 """Types of devices on which recording slows a step, so that a recorded one is not measured. A GPU
 waits at each mark that tells the time: on 8 and 16 channels over TCP a recorded step of BERT-base
 and VGG16 took up to a third longer, on 4 no longer (docs/measurements/gpus.md)."""
+
+MOST_RECORDED_GROUPS = 6
+"""Process groups that may be in use at once in a step that is recorded on such a device. With more
+there are more streams than the eight queues that CUDA has by default; a mark then waits for what
+others send, and a recorded step shows buckets one after another that else travel at once."""
 
 
 class Span(NamedTuple):
@@ -154,7 +160,10 @@ class RankMeasurement:
         """
         if not (self._is_apart and self._recorded):
             return PROFILED_STEPS
-        return 0 if self._tunable.layout.configuration in self._recorded else 1
+        found = self._tunable.layout.configuration
+        groups = found.channels * (1 if found.hierarchical == "off" else GROUPS_BY_NODE)
+        is_odd = groups > MOST_RECORDED_GROUPS and self._tunable.offer.kind == "replicated"
+        return 0 if is_odd or found in self._recorded else 1
 
     def leave(self, forgets: bool) -> None:
         """What is in force is left: its last steps may become known later.
