@@ -37,4 +37,10 @@ _KNOWN_ANYWHERE: tuple[Known, ...] = (
 )
 _STATISTICS = "Reads torch's statistics of steps, which a new reducer begins anew."
 KNOWN = (Known("recut", "test_ddp_logging_data_cpu", _STATISTICS, _ALL), *_KNOWN_ANYWHERE)
-KNOWN_ON_GPUS = (Known("recut", "test_ddp_logging_data_gpu", _STATISTICS, (2,)), *_KNOWN_ANYWHERE)
+_VOTE = "Counts a step's collectives and waits, and ranks vote on a change, with an all-gather."
+KNOWN_ON_GPUS = (
+    Known("recut", "test_ddp_logging_data_gpu", _STATISTICS, (2,)),
+    Known("recut", "test_ddp_profiling_torch_profiler", _VOTE, (2,)),
+    Known("recut", "test_ddp_profiling_execution_trace", _VOTE, (2,)),
+    *_KNOWN_ANYWHERE,
+)
