@@ -1,5 +1,5 @@
-"""What goes between a few ranks, each of which holds one part of a whole: in stripes, one on each
-of several process groups, which travel at once."""
+"""What goes between a few ranks, each of which holds one part of a whole, or a copy of it: in
+stripes, one on each of several process groups, which travel at once."""
 
 from __future__ import annotations
 
@@ -52,6 +52,20 @@ class Link:
             op: torch's.
         """
         self._exchange(by_rank, part, partial(_reduce_scatter, op=op))
+
+    def all_reduce(self, whole: torch.Tensor, op: Any) -> None:
+        """Reduce the ranks' tensors, in place.
+
+        Args:
+            whole: (elements,), contiguous.
+            op: torch's.
+        """
+        under_way = [
+            dist.all_reduce(whole[begin:end], op=op, group=group, async_op=True)
+            for group, (begin, end) in zip(self._groups, self._stripes(whole), strict=False)
+        ]
+        for work in under_way:
+            _wait(work)
 
     def all_to_all(self, by_rank: torch.Tensor) -> torch.Tensor:
         """Send each rank its row.

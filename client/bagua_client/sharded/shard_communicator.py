@@ -34,7 +34,7 @@ class ShardCommunicator(Communicator):
     On each channel there is a group, the first of which is torch's; and one more to reduce
     gradients on, if that has its own. With several channels it has not: what is gathered and what
     is reduced have more than one group to travel on anyway. By node, each channel has a group
-    inside the node and one across nodes.
+    inside the node and one across nodes. Between the copies there is a group on each channel too.
 
     Args:
         group: of all ranks that train the model.
@@ -47,6 +47,7 @@ class ShardCommunicator(Communicator):
         super().__init__(group, device)
         self._shards = shards
         self._flat_groups = [[]]
+        self._between_copies: list[dist.ProcessGroup] = []
         self._inside: list[dist.ProcessGroup] = []
         self._across: list[dist.ProcessGroup] = []
 
@@ -69,8 +70,28 @@ class ShardCommunicator(Communicator):
         while len(self._flat_groups) < self._needed(configuration):
             # As by node, where a channel has several groups: all kernels fit on the GPU.
             self._flat_groups.append([self._channel_group(self._shards, by_node=True)])
+        while len(self._between_copies) < self._needed_between_copies(configuration):
+            same_part = list(zip(*self._shards, strict=True))
+            self._between_copies.append(self._channel_group(same_part, by_node=True))
         if self._failure is not None:
             raise self._failure
+
+    def between_copies(
+        self, configuration: Configuration, torchs: dist.ProcessGroup
+    ) -> Link | None:
+        """How gradients are summed over the copies of the model; None: as torch does it.
+
+        Args:
+            torchs: torch's own group for that.
+        """
+        needed = self._needed_between_copies(configuration)
+        if not needed or dist.get_world_size(torchs) != len(self._shards):
+            return None
+        return Link([torchs, *self._between_copies[:needed]])
+
+    def _needed_between_copies(self, configuration: Configuration) -> int:
+        """How many groups there are beside torch's."""
+        return configuration.channels - 1 if len(self._shards) > 1 else 0
 
     def route(
         self, configuration: Configuration, torchs: dist.ProcessGroup, scatters: bool
@@ -118,6 +139,9 @@ class ShardCommunicator(Communicator):
         unneeded = [group for groups in self._flat_groups[needed:] for group in groups]
         unneeded += [*self._inside[by_node:], *self._across[by_node:]]
         del self._flat_groups[needed:], self._inside[by_node:], self._across[by_node:]
+        between = self._needed_between_copies(configuration)
+        unneeded += self._between_copies[between:]
+        del self._between_copies[between:]
         return unneeded
 
     def _needs_groups(self, configuration: Configuration) -> bool:

@@ -1,8 +1,10 @@
 """Carries what the units of a sharded model communicate, and tells of it.
 
 ``fully_shard`` lets a training replace the objects that gather parameters and that reduce
-gradients. Ours pass all on to those that were there, unless the configuration has another way for
-it: several channels, by node, another precision, another algorithm.
+gradients, and where there are copies of the model (HSDP), it takes any object with a process
+group's methods for the group that it sums on over these. Ours pass all on to those that were there,
+unless the configuration has another way for it: several channels, by node, another precision,
+another algorithm.
 """
 
 from __future__ import annotations
@@ -67,14 +69,17 @@ class Traffic:
             if not unit.is_replaceable:
                 unit.tell(partial(self._scatter_begins, place, 0))
                 continue
-            scatter = Scatter(self, place, unit.given.scatter)
-            unit.communicate_by(Gather(self, place, unit.given.gather), scatter)
+            given = unit.given
+            copies = Copies(self, given.copies) if unit.sums_by_itself else given.copies
+            gather, scatter = Gather(self, place, given.gather), Scatter(self, place, given.scatter)
+            unit.communicate_by(gather, scatter, copies)
 
     def remove(self) -> None:
         """Have what was there before communicate."""
         for unit in self._units:
             if unit.is_replaceable:
-                unit.communicate_by(unit.given.gather, unit.given.scatter)
+                given = unit.given
+                unit.communicate_by(given.gather, given.scatter, given.copies)
             else:
                 unit.tell(None)
 
@@ -156,6 +161,15 @@ class Traffic:
         again = op if op in SUMS else dist.ReduceOp.SUM
         self.algorithm.reduce(across, own.view(across.ranks, -1), part, again, unit)
 
+    def sum_copies(self, group: Any, tensors: list[torch.Tensor], options: Any) -> Any:
+        """Sum up what each copy of the model has of the gradients, as ``group`` would."""
+        link = self._communicator.between_copies(self.configuration, group)
+        if link is None:
+            return group.allreduce(tensors, options)
+        (tensor,) = tensors
+        link.all_reduce(tensor.view(-1), options.reduceOp)
+        return None
+
     def _route(self, group: Any, scatters: bool) -> Route | None:
         """None: torch's own objects do it."""
         configuration = self.configuration
@@ -209,3 +223,21 @@ class Scatter(_Carrier):
         async_op: bool = False,
     ) -> Any:
         return self._traffic.scatter(self._base, self._unit, output_tensor, input_tensor, group, op)
+
+
+class Copies:
+    """Stands in the place of the process group on which torch sums over the copies of a model.
+
+    Args:
+        group: that one.
+    """
+
+    def __init__(self, traffic: Traffic, group: Any) -> None:
+        self._traffic = traffic
+        self._group = group
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        return self._traffic.sum_copies(self._group, tensors, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)

@@ -46,6 +46,8 @@ class Given:
             keeps all of them, gathered.
         forward, backward: the units that it gathers ahead; empty: as torch does it.
         gather, scatter: the objects that communicate; None: torch has none (before 2.9).
+        copies: the process group that gradients are summed on over the copies of the model (HSDP);
+            None: there is one copy.
     """
 
     mesh_kept: Any
@@ -53,6 +55,7 @@ class Given:
     backward: tuple[Any, ...]
     gather: Any
     scatter: Any
+    copies: Any
 
 
 class Unit:
@@ -88,6 +91,7 @@ class Unit:
             tuple(self.state._states_to_backward_prefetch),
             getattr(group, "_all_gather_comm", None),
             getattr(group, "_reduce_scatter_comm", None),
+            getattr(group.mesh_info, "replicate_process_group", None),
         )
 
     @property
@@ -174,10 +178,17 @@ class Unit:
         self.state._states_to_forward_prefetch = list(self.given.forward)
         self.state._states_to_backward_prefetch = list(self.given.backward)
 
-    def communicate_by(self, gather: Any, scatter: Any) -> None:
-        """Have these objects communicate it."""
+    def communicate_by(self, gather: Any, scatter: Any, copies: Any) -> None:
+        """Have these objects communicate it; ``copies`` only where there are several."""
         self.group._all_gather_comm = gather
         self.group._reduce_scatter_comm = scatter
+        if self.given.copies is not None:
+            self.group.mesh_info.replicate_process_group = copies
+
+    @property
+    def sums_by_itself(self) -> bool:
+        """Whether a process group of torch's sums over the copies of the model."""
+        return type(self.given.copies) is dist.ProcessGroup
 
     def tell(self, reduces: Callable[[], object] | None) -> None:
         """Call this before its gradients are reduced; for where no other object may communicate."""

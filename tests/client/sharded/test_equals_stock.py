@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bagua_client
+from bagua_client.communication.link import Link
 from bagua_client.integrations.sharded_model import tunable_of
 from tests.client.sharded.models import WIDTH, Kind, differs, sharded, train
 from tests.ranks import RankPool
@@ -67,6 +69,26 @@ def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[st
 
 def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
+
+
+def _stripes_between_copies(channels: int) -> set[int]:
+    """The numbers of process groups on which gradients were summed over the copies by ours."""
+    seen = set()
+    torchs = Link.all_reduce
+
+    def spy(link: Link, whole: torch.Tensor, op: Any) -> None:
+        seen.add(len(link._groups))
+        torchs(link, whole, op)
+
+    with mock.patch.object(Link, "all_reduce", spy):
+        changes = {3: {"channels": channels}, 6: {}}
+        assert differs(Kind(replicas=2), changes) == ""
+    return seen
+
+
+def test_the_sum_over_copies_travels_on_as_many_channels(four_ranks: RankPool) -> None:
+    assert four_ranks.run(_stripes_between_copies, 4) == [{4}] * 4
+    assert four_ranks.run(_stripes_between_copies, 1) == [set()] * 4
 
 
 @pytest.fixture(scope="module")
