@@ -9,7 +9,9 @@ CORE := tests/client tests/autotune tests/simulator
 JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
 SLOW := tests/docs tests/integrations tests/deploy tests/autotune/system \
+	$(addprefix tests/autotune/,api/test_hanging_database.py cli/test_simulate.py cli/test_watch.py) \
 	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
+	tests/client/agent/test_observers.py \
 	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \
 	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
 	$(addprefix tests/benchmarks/test_,noise.py reducer.py) \
