@@ -240,4 +240,6 @@ class Copies:
         return self._traffic.sum_copies(self._group, tensors, options)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_group":  # Of a copy that is being made of this it is not there yet.
+            raise AttributeError(name)
         return getattr(self._group, name)
