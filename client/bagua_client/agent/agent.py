@@ -139,7 +139,7 @@ class Agent:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
         begins = bool(self._observe(self.measurement.tick))
-        if self._is_switching and self._detail.is_over(self._trial):
+        if self._is_switching and self._detail.step_ends(self._trial):
             self._switched()
         if self.is_active:
             self._detail.wait(self._trial)

@@ -77,8 +77,8 @@ class Detail:
         before = self._left + DROPPED_STEPS if self._left > 0 else 0
         return before + DROPPED_STEPS
 
-    def is_over(self, trial: int | None) -> bool:
-        """A step has ended after a switch: whether steps are measured from the next one on."""
+    def step_ends(self, trial: int | None) -> bool:
+        """A step ends after a switch. Returns whether steps are measured from the next one on."""
         if not self._tunable.is_settled:
             return False
         if trial is None or self._left < 0:

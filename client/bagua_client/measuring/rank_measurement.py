@@ -19,14 +19,14 @@ from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
 from bagua_client.tunable.tunable import Tunable
 
 SLOWED_DEVICES = ("cuda",)
-"""Types of devices on which recording slows a step, so that a recorded one is not measured. A GPU
-waits at each mark that tells the time: on 8 and 16 channels over TCP a recorded step of BERT-base
-and VGG16 took up to a third longer, on 4 no longer (docs/measurements/gpus.md)."""
+"""Types of devices on which recording slows a step, so that a recorded one is not measured: with 8
+and 16 channels over TCP a recorded step of BERT-base and VGG16 took up to a third longer, with 4 no
+longer (docs/measurements/gpus.md)."""
 
 MOST_RECORDED_GROUPS = 6
-"""Process groups that may be in use at once in a step that is recorded on such a device. With more
-there are more streams than the eight queues that CUDA has by default; a mark then waits for what
-others send, and a recorded step shows buckets one after another that else travel at once."""
+"""Process groups that may be in use at once in a step that is recorded on such a device. With 8,
+and 12 by node, recordings show buckets one after another; probably because there are then more
+streams than the eight queues that CUDA has by default, and a mark waits for what others send."""
 
 
 class Span(NamedTuple):
