@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks.support.harness import Comparison
@@ -23,6 +24,9 @@ from .spread import Spread, ratio, spread
 
 EXPOSED = 1.10
 """Communication is exposed where stock DDP's default step takes so many times the computing."""
+UNSETTLED_STEPS = 3
+"""After the end of a tuning: what is kept comes into force in the next step, maybe with a re-cut
+that takes two."""
 WORTH_CHOOSING = 0.01
 """Ways of reducing that differ by less are alike."""
 
@@ -108,6 +112,15 @@ class Figures:
     def tuning_steps(self) -> int:
         """All steps until the tuning had ended, those before its first switch too."""
         return int(self.tuning["tuning_steps"])
+
+    @property
+    def own_after(self) -> float | None:
+        """A step of the tuned job itself, after its tuning, over one of the run-off's arm with what
+        it was left at, in medians; None: it was cut off too early. Far from 1, one of the two does
+        not show what users get.
+        """
+        after = self.tuning.get("step_seconds", [])[self.tuning_steps + UNSETTLED_STEPS :]
+        return median(after) / self.run_off[TUNED].seconds if after else None
 
     @property
     def switch_steps(self) -> int:

@@ -128,10 +128,11 @@ def choices(cells: Sequence[Figures]) -> Table:
 def tunings(cells: Sequence[Figures]) -> Table:
     """What they took, and Bagua's own beside them."""
     title = (
-        "What the tunings took; the bill is the time lost to trials, in steps of the 25 MiB default"
+        "What the tunings took; the bill is the time lost to trials, in steps of the 25 MiB "
+        "default; after it: the job's own step, over the run-off's"
     )
     header = ["cell", "trials", "steps", "first to last switch", "seconds", "bill in steps",
-              "bill in s"]  # fmt: skip
+              "bill in s", "after it"]  # fmt: skip
     return Table(title, header, [_tuning_row(cell) for cell in cells])
 
 
@@ -146,6 +147,7 @@ def _tuning_row(cell: Figures) -> list[str]:
         f"{tuning['tuning_seconds']:.0f}",
         f"{result['cost_steps']:.1f}" if result else "no result",
         f"{result['cost_seconds']:.1f}" if result else "-",
+        "-" if cell.own_after is None else f"{cell.own_after:.2f}",
     ]
 
 

@@ -48,6 +48,7 @@ def made_up_cell(
     result = {"trials": 7, "cost_steps": 4.5, "cost_seconds": 4.5, "kept": "winner"}
     stored = {"state": "finished", "round": 0, "result": result, "trials": []}
     tuning = {"tuning_steps": 130, "tuning_seconds": 130.0, "ended": True, "stored": stored}
+    tuning["step_seconds"] = [1.4] * 131 + [3.0, 2.0] + [times["tuned"]] * 8
     tuning["configurations"] = [[0, {}], [13, {}], [123, {}]]
     return {
         "cell": cell.to_json(),

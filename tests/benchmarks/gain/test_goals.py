@@ -88,6 +88,16 @@ def test_tuning_must_end_and_be_short(steps: int, ended: bool, verdict: str) -> 
     assert goal("tuning takes", [figures_of(cell)]).verdict == verdict
 
 
+def test_what_the_job_itself_has_afterwards_stands_beside_the_run_off() -> None:
+    cell = made_up_cell(RESNET, GOOD)
+    # But for the steps of the last switch.
+    assert figures_of(cell).own_after == pytest.approx(1.0, abs=0.01)
+    cell["tuning"]["step_seconds"][-8:] = [1.3 * GOOD["tuned"]] * 8
+    assert figures_of(cell).own_after == pytest.approx(1.3, abs=0.01)
+    cell["tuning"] |= {"tuning_steps": 139, "ended": False}
+    assert figures_of(cell).own_after is None
+
+
 @pytest.mark.parametrize("stored", [{"state": "ended"}, {"result": None}])
 def test_a_tuning_that_broke_off_is_not_short(stored: dict[str, Any]) -> None:
     cell = made_up_cell(RESNET, GOOD)
