@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # What protects users: the service, the client beside torch's class, and whole jobs that are tuned.
-CORE := tests/client tests/autotune tests/simulator
+CORE := tests/client tests/autotune
 JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
-SLOW := tests/docs tests/integrations tests/deploy tests/autotune/system \
+SLOW := tests/docs tests/integrations tests/deploy tests/simulator tests/autotune/system \
 	$(addprefix tests/autotune/,api/test_hanging_database.py cli/test_simulate.py cli/test_watch.py) \
 	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
 	tests/client/agent/test_observers.py \
@@ -57,7 +57,7 @@ else
 	exit $$status
 endif
 
-test-slow: $(STAMP) ## The tests of documents, frameworks, deployment, torch's class beside ours, Bagua
+test-slow: $(STAMP) ## The tests of documents, the simulator, frameworks, deployment, torch's class beside ours, Bagua
 	$(PYTEST) $(TOGETHER) 3 $(SLOW)
 
 test-jobs: $(STAMP) ## All other tests: whole jobs with faults, emulated hosts, browsers

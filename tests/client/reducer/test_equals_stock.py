@@ -174,13 +174,13 @@ def check(pool: RankPool, case: Case) -> None:
     assert pool.run(train_both, case, rank_seeds) == [None] * pool.world_size
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(case=cases)
 def test_two_ranks(two_ranks: RankPool, case: Case) -> None:
     check(two_ranks, case)
 
 
-@settings(max_examples=12)
+@settings(max_examples=9)
 @given(case=cases)
 def test_four_ranks_on_two_nodes(four_ranks: RankPool, case: Case) -> None:
     check(four_ranks, case)
@@ -207,7 +207,7 @@ CLOSE_TO_ZERO = Case(
 
 
 @example(case=CLOSE_TO_ZERO)
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(case=cases)
 def test_three_ranks_on_two_unequal_nodes(three_ranks: RankPool, case: Case) -> None:
     check(three_ranks, case)
