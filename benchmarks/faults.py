@@ -35,7 +35,7 @@ from benchmarks.support.fault_injection.tunings import (
 )
 from benchmarks.support.harness import write_json
 from tests.e2e.conftest import LIMITS
-from tests.e2e.training import DEFAULT, train
+from tests.e2e.programs.training import DEFAULT, train
 from tests.ranks import RankPool
 
 REAL_EVERY, FIRST_REAL = 10, 4

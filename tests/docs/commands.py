@@ -30,7 +30,7 @@ FEW = Run(
 )
 KUBERNETES = Files("tests/deploy/test_kubernetes.py")
 SLURM = Files("tests/deploy/test_slurm.py")
-LAUNCHED = Files("tests/e2e/test_launching.py")
+LAUNCHED = Files("tests/e2e/launching/test_launching.py")
 CONTAINERS = Files("tests/deploy/test_compose.py")
 
 # What the whole command must match, what is done instead of running it, and why. The first counts.
@@ -42,8 +42,16 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
         "a script of Bagua's",
     ),
     (r"bagua-run .*", LAUNCHED, "8 ranks on each of two hosts"),
-    (r".*torchrun --nnodes=1:4 .*", Parsed(), "several hosts; tests/e2e/test_elastic.py"),
-    (r".*examples/lightning_digits\.py .*", Parsed(), "takes minutes; tests/e2e/test_lightning.py"),
+    (
+        r".*torchrun --nnodes=1:4 .*",
+        Parsed(),
+        "several hosts; e2e/after_tuning/test_elastic.py",
+    ),
+    (
+        r".*examples/lightning_digits\.py .*",
+        Parsed(),
+        "takes minutes; tests/e2e/launching/test_lightning.py",
+    ),
     (
         r"PYTHONPATH=\S+ python -m tests\.\S+",
         Files("tests/integrations/lightning_on_gpus.py"),
@@ -78,7 +86,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
     (r"bagua-autotune check .*", Parsed(), "ends the run after a minute, not as a tuning does"),
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
-    (r".*bagua\.distributed\..*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
+    (r".*bagua\.distributed\..*", Files("tests/e2e/launching/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
     (r"bagua-autotune delete .*", Files("tests/autotune/cli/test_prune.py"), "others need the job"),
     (r"bagua-autotune restore .*", Files("tests/autotune/cli/test_upkeep.py"), "replaces jobs"),

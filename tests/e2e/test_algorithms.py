@@ -14,8 +14,8 @@ from torch import nn
 
 from bagua_client import DistributedDataParallel
 from bagua_client.algorithms import AsyncModelAverageAlgorithm
+from tests.e2e.programs.training import batch, make_model
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import batch, make_model
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

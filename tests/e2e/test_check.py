@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.check_job import COMPUTING_SECONDS
+from tests.e2e.programs.check_job import COMPUTING_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
 ROOT = Path(__file__).parents[2]
-TRAINING = Path(__file__).with_name("check_job.py")
+TRAINING = Path(__file__).parent / "programs" / "check_job.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 ENDLESS = "1000000"
 

@@ -38,7 +38,7 @@ from bagua_client.result_line import write_result_line
 from bagua_client.service.client import ServiceClient
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
-from tests.e2e.driven_job import DrivenJob
+from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [
     pytest.mark.e2e,

@@ -21,9 +21,9 @@ from bagua_autotune.store.location import default_url
 from bagua_client import Configuration
 from tests.autotune.support import stored_jobs
 from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.programs.training import DEFAULT, Report, train
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
-from tests.e2e.training import DEFAULT, Report, train
 from tests.ranks import Outcome, RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -20,8 +20,8 @@ from torch import nn
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
 from bagua_client.torch_private import reducer as torchs
+from tests.e2e.programs.training import batch, make_model
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import batch, make_model
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ from bagua_autotune.views import Overviews
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-TRAINING = Path(__file__).with_name("system_job.py")
+TRAINING = Path(__file__).parent / "programs" / "system_job.py"
 ENDLESS = "1000000"
 
 

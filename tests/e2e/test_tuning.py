@@ -13,8 +13,8 @@ import pytest
 
 from bagua_client import Configuration
 from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.programs.training import DEFAULT, Report, train, train_two
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import DEFAULT, Report, train, train_two
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

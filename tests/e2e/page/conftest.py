@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
-from tests.e2e.driven_job import DrivenJob
 from tests.e2e.page.reading import Seen
+from tests.e2e.programs.driven_job import DrivenJob
 
 TOKEN = "sésame, open"
 QUICK_LIMITS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.driven_job import DrivenJob
 from tests.e2e.page.conftest import TOKEN
 from tests.e2e.page.reading import HIDE, Seen, figure
+from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = pytest.mark.e2e
 

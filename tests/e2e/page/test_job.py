@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.driven_job import DrivenJob, run_bagua_job
 from tests.e2e.page.reading import figure, read_points
+from tests.e2e.programs.driven_job import DrivenJob, run_bagua_job
 
 pytestmark = pytest.mark.e2e
 HOSTILE = "<img src=x onerror=alert(1)>"

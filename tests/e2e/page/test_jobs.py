@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.e2e.driven_job import DrivenJob
 from tests.e2e.page.reading import AUDIT, Seen, as_milliseconds
+from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = pytest.mark.e2e
 # In the order of the document: what can be used and is seen, as a reader would point at it.

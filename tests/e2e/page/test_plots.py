@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.e2e.driven_job import DrivenJob
 from tests.e2e.page.reading import HIDE, Seen, as_milliseconds, milliseconds, read_points
+from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = pytest.mark.e2e
 

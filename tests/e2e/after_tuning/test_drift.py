@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from bagua_client import Configuration
-from tests.e2e.changing_network import (
+from tests.e2e.programs.changing_network import (
     Course,
     train_on_a_slow_network,
     train_while_the_network_changes,

@@ -24,7 +24,7 @@ from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded.settings import Settings
 from bagua_client.sharded.traffic import Traffic
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
-from tests.e2e.training import Lines
+from tests.e2e.programs.training import Lines
 
 KIND = Kind()
 DEFAULT = Configuration(360)

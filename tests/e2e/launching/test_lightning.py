@@ -18,7 +18,7 @@ from tests.integrations.lacking import needs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs("lightning")]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 END_SECONDS = 30
 """A training that is told to end has gone by then; some 5 s, on a machine that is not busy."""
 

@@ -15,7 +15,7 @@ from benchmarks.testbed import Host
 from benchmarks.testbed.tools import dies_with_parent
 from tests.autotune.support import stored_jobs
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "elastic.py"
 NAME = "elastic"
 PATIENCE = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 VARIABLES = {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.programs.training import train
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_faults import begin
 from tests.e2e.test_tuning import check
-from tests.e2e.training import train
 from tests.ranks import RankFailure, RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -20,8 +20,8 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
 from tests.e2e.conftest import wait_until
+from tests.e2e.programs.training import Lines
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import Lines
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

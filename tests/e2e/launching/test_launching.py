@@ -15,7 +15,7 @@ from tests.integrations.lacking import needs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "launching.md").read_text()
 PAGES = PAGE + (ROOT / "docs" / "sharded.md").read_text()
 COMMANDS = {

@@ -18,7 +18,7 @@ from benchmarks.testbed import Host
 from benchmarks.testbed.processes import end
 from benchmarks.testbed.records import marked
 from tests.e2e.conftest import wait_until
-from tests.e2e.elastic_agent import NAME, Agent, newest
+from tests.e2e.programs.elastic_agent import NAME, Agent, newest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -15,11 +15,11 @@ import requests
 
 from tests.dashboards.grafana.dashboards import FILES, Expression, expressions, substituted
 from tests.e2e.conftest import wait_until
-from tests.e2e.driven_job import DrivenJob
-from tests.e2e.grafana import DASHBOARD, View
-from tests.e2e.prometheus import SCRAPE_MILLISECONDS, holding, rules, scraping
+from tests.e2e.monitoring.grafana import DASHBOARD, View
+from tests.e2e.monitoring.prometheus import SCRAPE_MILLISECONDS, holding, rules, scraping
+from tests.e2e.programs.driven_job import DrivenJob
+from tests.e2e.programs.training import train_two
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import train_two
 from tests.ranks import RankPool
 
 PROGRAM = shutil.which("prometheus")

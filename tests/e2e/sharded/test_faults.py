@@ -16,8 +16,8 @@ from bagua_autotune.store.location import default_url
 from tests.autotune.support import stored_jobs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.programs.sharded_training import CHANGES, DEFAULT, Report, Trouble, train
 from tests.e2e.service import ServiceProcess
-from tests.e2e.sharded_training import CHANGES, DEFAULT, Report, Trouble, train
 from tests.ranks import Outcome, RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

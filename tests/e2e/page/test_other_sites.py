@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, FLAGS
-from tests.e2e.driven_job import DrivenJob
+from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [
     pytest.mark.e2e,

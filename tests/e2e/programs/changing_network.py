@@ -18,7 +18,7 @@ from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import GradientAllReduceAlgorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
-from tests.e2e.training import Lines
+from tests.e2e.programs.training import Lines
 
 LAYERS, WIDTH = 6, 128
 LAYER_SECONDS = 0.006

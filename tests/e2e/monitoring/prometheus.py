@@ -17,7 +17,7 @@ from tests.e2e.conftest import wait_until
 DATA = "tsdb"
 # A trial of the tests takes half a second, and its step times are known in the end of it only.
 SCRAPE_MILLISECONDS = 250
-RULES = Path(__file__).parents[2] / "dashboards" / "prometheus" / "rules"
+RULES = Path(__file__).parents[3] / "dashboards" / "prometheus" / "rules"
 
 
 class Prometheus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tests.dashboards.grafana.dashboards import FOLDER, load, panels, substituted
-from tests.e2e.prometheus import Prometheus
+from tests.e2e.monitoring.prometheus import Prometheus
 
 SHORTEST_STEP = 5
 DASHBOARD = load(FOLDER / "tuning-trials.json")
