@@ -96,7 +96,7 @@ test-deepspeed: $(STAMP) ## DeepSpeed's ZeRO, tuned, beside itself untouched, al
 	[ -d $(DEEPSPEED) ] || DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install --quiet \
 		--no-deps --no-build-isolation --target $(DEEPSPEED) \
 		deepspeed==0.19.8 einops hjson msgpack ninja py-cpuinfo
-	PYTHONPATH=$(DEEPSPEED) $(PYTEST) $(TOGETHER) 2 $(or $(ARGS),tests/client/zero tests/integrations/test_deepspeed.py tests/benchmarks/test_zero.py)
+	PYTHONPATH=$(DEEPSPEED) $(PYTEST) $(TOGETHER) 2 $(or $(ARGS),tests/client/zero tests/integrations/scripts/test_deepspeed.py tests/benchmarks/test_zero.py)
 
 # A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
 OPTIMIZERS = .cache/optimizers

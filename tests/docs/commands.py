@@ -54,7 +54,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (
         r"PYTHONPATH=\S+ python -m tests\.\S+",
-        Files("tests/integrations/lightning_on_gpus.py"),
+        Files("tests/integrations/strategy/lightning_on_gpus.py"),
         "GPUs",
     ),
     (r"BAGUA_CONFIGURATION=\S+ .*", Run(instead=(("=8", "=2"),)), "8 ranks want 8 cores"),

@@ -51,7 +51,7 @@ COMPILED: tuple[tuple[str, str, str], ...] = (
     ("docs/testbed.md", "from pathlib import Path", "root; tests/benchmarks/testbed"),
     ("docs/launching.md", "from bagua_client.launcher", "replaces torch's class for what follows"),
     ("docs/launching.md", "model, optimizer, loader = acc", "tests/integrations/test_tuned.py"),
-    ("docs/deepspeed.md", "engine, optimizer", "deepspeed; tests/integrations/test_deepspeed.py"),
+    ("docs/deepspeed.md", "engine, optimizer", "deepspeed; in tests/integrations/scripts"),
     ("docs/deepspeed.md", "engine.reconfigure(", "deepspeed; tests/client/zero"),
     ("docs/lightning.md", "import lightning as L", "4 GPUs; tests/integrations/test_lightning.py"),
     ("docs/lightning.md", "with fabric.strategy.paused", "tests/integrations"),

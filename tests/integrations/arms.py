@@ -66,7 +66,7 @@ def train(run: Run, scenario: str) -> Trained:
     if run.arm is Arm.NAMED:
         replace_torchs_class()
     module, _, name = scenario.partition(":")
-    make = getattr(importlib.import_module(f"tests.integrations.{module}"), name)
+    make = getattr(importlib.import_module(f"tests.integrations.trainings.{module}"), name)
     is_tuned = run.url and run.arm is not Arm.TORCH
     variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": run.url} if is_tuned else {}
     os.environ.update(variables)

@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
         self._output = folder / "output.txt"
-        command = [sys.executable, "-m", "tests.integrations.lightning_job", str(folder)]
+        command = [sys.executable, "-m", "tests.integrations.trainings.lightning_job", str(folder)]
         kept = {name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")}
         self._process = subprocess.Popen(
             [*command, *arguments],

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bagua_client.algorithms import QAdamOptimizer
-from tests.integrations import regression
-from tests.integrations.strategy_fits import TOLERANCE, Fitted, Place, difference
+from tests.integrations.strategy.strategy_fits import TOLERANCE, Fitted, Place, difference
+from tests.integrations.trainings import regression
 
 
 def _fabric(place: Place, **arguments: Any) -> Any:

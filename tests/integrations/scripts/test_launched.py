@@ -12,7 +12,7 @@ from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "stock_script.py")
 WAYS = ["plain", "view", "static", "unused", "accumulated", "half"]
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.integrations import regression
 from tests.integrations.arms import Run, Trained
-from tests.integrations.recuts import Recuts
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.recuts import Recuts
 
 
 def checkpoints(run: Run) -> Trained:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from bagua_client.algorithms import GlobalAlgorithmRegistry
-from tests.integrations import regression
-from tests.integrations.lightning_modules import (
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.lightning_modules import (
     Adversaries,
     Partial,
     Regression,

@@ -10,9 +10,9 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 
-from tests.integrations import regression
 from tests.integrations.arms import Run, Trained
-from tests.integrations.recuts import Recuts
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.recuts import Recuts
 
 logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 

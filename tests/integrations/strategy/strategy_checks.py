@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from tests.integrations import strategy_fits, strategy_loops
-from tests.integrations.strategy_fits import Place
+from tests.integrations.strategy import strategy_fits, strategy_loops
+from tests.integrations.strategy.strategy_fits import Place
 
 CHECKS = {**strategy_fits.CHECKS, **strategy_loops.CHECKS}
 

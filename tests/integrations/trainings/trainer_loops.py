@@ -17,9 +17,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from tests.integrations.accelerate_loops import forget_state
 from tests.integrations.arms import Run, Trained
-from tests.integrations.recuts import Recuts
+from tests.integrations.trainings.accelerate_loops import forget_state
+from tests.integrations.trainings.recuts import Recuts
 
 TOKENS = 32
 

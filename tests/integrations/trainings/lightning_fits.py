@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import DDPStrategy
 
-from tests.integrations import regression
 from tests.integrations.arms import Run, Trained
-from tests.integrations.lightning_modules import Adversaries, Regression, Twice, of
-from tests.integrations.recuts import Recuts
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.lightning_modules import Adversaries, Regression, Twice, of
+from tests.integrations.trainings.recuts import Recuts
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

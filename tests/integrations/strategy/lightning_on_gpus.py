@@ -1,6 +1,6 @@
 """The checks of ``strategy="bagua"`` on two GPUs with NCCL, where there may be no pytest.
 
-    PYTHONPATH=client:autotune python -m tests.integrations.lightning_on_gpus
+    PYTHONPATH=client:autotune python -m tests.integrations.strategy.lightning_on_gpus
 
 in a clone prints a line for each, and exits with 1 if one failed. ``--cpu`` tries them on two CPU
 ranks.
@@ -18,8 +18,8 @@ from importlib.util import find_spec
 import torch
 import torch.distributed as dist
 
-from tests.integrations.strategy_checks import CHECKS, check
-from tests.integrations.strategy_fits import Place
+from tests.integrations.strategy.strategy_checks import CHECKS, check
+from tests.integrations.strategy.strategy_fits import Place
 from tests.ranks import RankFailure, RankPool
 
 VARIABLES = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -8,12 +8,12 @@ import pytest
 
 from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
-from tests.integrations.sampled_fits import (
+from tests.integrations.strategy.sampled_fits import (
     check_by_length,
     check_kept,
     said_of_a_batch_sampler,
 )
-from tests.integrations.strategy_fits import Place
+from tests.integrations.strategy.strategy_fits import Place
 
 pytestmark = needs("lightning")
 

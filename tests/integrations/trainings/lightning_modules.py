@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bagua_client.algorithms import QAdamOptimizer
-from tests.integrations import regression
+from tests.integrations.trainings import regression
 
 if TYPE_CHECKING:
     from lightning import LightningModule

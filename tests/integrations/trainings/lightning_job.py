@@ -1,6 +1,6 @@
 """A training whose ranks Lightning starts itself, as a user would run it.
 
-    BAGUA_AUTOTUNE=1 python -m tests.integrations.lightning_job FOLDER --until-tuned
+    BAGUA_AUTOTUNE=1 python -m tests.integrations.trainings.lightning_job FOLDER --until-tuned
 
 It validates after each second step.
 """
@@ -17,8 +17,8 @@ from typing import Any
 from torch import nn
 
 import bagua_client.lightning  # noqa: F401
-from tests.integrations import regression
-from tests.integrations.lightning_modules import Regression, of
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.lightning_modules import Regression, of
 
 VALIDATION_SECONDS = 0.05
 """Several times as long as a step."""

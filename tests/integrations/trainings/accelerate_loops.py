@@ -9,9 +9,9 @@ from accelerate import Accelerator, DDPCommunicationHookType, DistributedDataPar
 from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 
-from tests.integrations import regression
 from tests.integrations.arms import Run, Trained
-from tests.integrations.recuts import OF_A_HOOK, Recuts
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.recuts import OF_A_HOOK, Recuts
 
 
 def forget_state() -> None:

@@ -17,7 +17,7 @@ from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "zero_script.py")
 TORCHRUN = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 STEPS = 60

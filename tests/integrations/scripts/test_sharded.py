@@ -21,7 +21,7 @@ from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "sharded_script.py")
 TORCHRUN = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = ("accelerate", "trainer", "fabric", "lightning")

@@ -13,9 +13,9 @@ from bagua_client.data import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )
-from tests.integrations import regression
-from tests.integrations.lightning_modules import Batch, Regression, of
-from tests.integrations.strategy_fits import Place
+from tests.integrations.strategy.strategy_fits import Place
+from tests.integrations.trainings import regression
+from tests.integrations.trainings.lightning_modules import Batch, Regression, of
 
 LENGTHS = torch.randint(1, 50, (41,), generator=torch.Generator().manual_seed(0)).tolist()
 EPOCHS = 3

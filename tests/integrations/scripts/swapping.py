@@ -1,6 +1,6 @@
 """Runs a training script whose buckets get other sizes every 5 steps; the script is not asked.
 
-python -m bagua_client tests/integrations/swapping.py SCRIPT ARGUMENTS
+python -m bagua_client tests/integrations/scripts/swapping.py SCRIPT ARGUMENTS
 
 For each wrapper of ours the sizes that its buckets had are told in ``FOLDER/cuts-RANK.json``, where
 FOLDER is the first of the arguments.
