@@ -9,7 +9,8 @@ CORE := tests/client tests/autotune
 JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
 SLOW := tests/docs tests/integrations tests/deploy tests/simulator tests/autotune/system \
-	$(addprefix tests/autotune/,api/test_hanging_database.py cli/test_simulate.py cli/test_watch.py) \
+	$(addprefix tests/autotune/,api/test_hanging_database.py store/engine/test_migrations.py) \
+	$(addprefix tests/autotune/cli/commands/test_,simulate.py watch.py) \
 	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
 	tests/client/agent/test_observers.py \
 	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \

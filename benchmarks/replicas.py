@@ -28,7 +28,7 @@ from sqlalchemy import func, select
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import TrialRow
+from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.tuning.background import MOST_AT_ONCE, SUPERFLUOUS
 from benchmarks.support.fault_injection import tunings
 from benchmarks.support.fault_injection.books import Books, audit

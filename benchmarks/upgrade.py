@@ -34,7 +34,7 @@ from sqlalchemy import NullPool, create_engine, select
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 
-from bagua_autotune.store.tables import SCHEMA_VERSION, SchemaRow
+from bagua_autotune.store.engine.tables import SCHEMA_VERSION, SchemaRow
 from benchmarks.support.fault_injection import tunings
 from benchmarks.support.fault_injection.books import Books, audit
 from benchmarks.support.fault_injection.proxy import FaultyProxy

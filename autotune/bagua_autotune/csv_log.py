@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.store.location import FILE_MODE
+from bagua_autotune.store.engine.location import FILE_MODE
 from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from bagua_autotune.metrics.siblings import Siblings, listeners
 from bagua_autotune.processes import Processes, ServeError
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.location import parse, shown, with_driver
+from bagua_autotune.store.engine.location import parse, shown, with_driver
 from bagua_autotune.tuning.listener import InHand
 from bagua_autotune.upkeep import Upkeep
 

@@ -23,7 +23,7 @@ from pydantic import (
 
 from bagua_autotune.model.job import MOST_SAMPLES, Limits
 from bagua_autotune.model.team import TEAMS, Team, digest_of
-from bagua_autotune.store.location import default_url, is_in_memory, parse
+from bagua_autotune.store.engine.location import default_url, is_in_memory, parse
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.store import Store, retention
-from bagua_autotune.store.retention import DAY_SECONDS
+from bagua_autotune.store import Store
+from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.upkeep.retention import DAY_SECONDS
 from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)

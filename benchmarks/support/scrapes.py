@@ -13,7 +13,7 @@ from sqlalchemy import Connection as Database
 from sqlalchemy import create_engine, text
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import Base
+from bagua_autotune.store.engine.tables import Base
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, make_url, text
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import Base
+from bagua_autotune.store.engine.tables import Base
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 

@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.sqlite import BUSY_SECONDS
+from bagua_autotune.store.engine.sqlite import BUSY_SECONDS
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, make_spec, registration, stored_jobs
 

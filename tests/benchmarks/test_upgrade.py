@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_autotune.store.tables import SCHEMA_VERSION
+from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from benchmarks import upgrade
 from tests.autotune.store.postgresql import find_binaries
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy import make_url
 
-from bagua_autotune.cli.serve import serve
+from bagua_autotune.cli.commands.serve import serve
 from bagua_autotune.settings import ENVIRONMENT, Settings
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")

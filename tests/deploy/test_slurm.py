@@ -15,7 +15,7 @@ import pytest
 import requests
 from sqlalchemy import make_url
 
-from bagua_autotune.cli.serve import serve
+from bagua_autotune.cli.commands.serve import serve
 from bagua_autotune.connections import (
     DESCRIPTORS_EACH,
     MOST_CONNECTIONS,

@@ -88,11 +88,19 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
     (r".*bagua\.distributed\..*", Files("tests/e2e/launching/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
-    (r"bagua-autotune delete .*", Files("tests/autotune/cli/test_prune.py"), "others need the job"),
-    (r"bagua-autotune restore .*", Files("tests/autotune/cli/test_upkeep.py"), "replaces jobs"),
+    (
+        r"bagua-autotune delete .*",
+        Files("tests/autotune/cli/commands/test_prune.py"),
+        "others need the job",
+    ),
+    (
+        r"bagua-autotune restore .*",
+        Files("tests/autotune/cli/commands/test_upkeep.py"),
+        "replaces jobs",
+    ),
     (
         r"(pg_dump|dropdb|createdb|pg_restore) .*",
-        Files("tests/autotune/store/test_backups.py"),
+        Files("tests/autotune/store/upkeep/test_backups.py"),
         "the test that is named runs them on a PostgreSQL of its own",
     ),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),

@@ -17,9 +17,10 @@ from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import RUNS, Event, Observation
 from bagua_autotune.model.profile import TrialProfile
-from bagua_autotune.store import Store, retention
+from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
-from bagua_autotune.store.retention import delete_training
+from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.upkeep.retention import delete_training
 from bagua_autotune.tuning.reported import OF_RUNS, OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews

@@ -41,7 +41,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"bagua_autotune.cli.{MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(
+            f"bagua_autotune.cli.commands.{MODULES.get(cmd_name, cmd_name)}"
+        )
         command: click.Command = getattr(module, cmd_name)
         return command
 

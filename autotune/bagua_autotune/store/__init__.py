@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.engine.database import Database
+from bagua_autotune.store.engine.tables import SchemaRow
+from bagua_autotune.store.engine.writable import Writable
 from bagua_autotune.store.families import Families
 from bagua_autotune.store.jobs import Jobs
 from bagua_autotune.store.lives import Lives
 from bagua_autotune.store.observations import Observations
-from bagua_autotune.store.tables import SchemaRow
-from bagua_autotune.store.told import Told
+from bagua_autotune.store.reports import Reports
 from bagua_autotune.store.trials import Trials
-from bagua_autotune.store.writable import Writable
 
 
-class Store(Jobs, Lives, Trials, Observations, Told, Families):
+class Store(Jobs, Lives, Trials, Observations, Reports, Families):
     """Jobs, their trials, and what the ranks reported of them, in one database.
 
     Each operation is one transaction.

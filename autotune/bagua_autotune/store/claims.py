@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import delete, text
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import ClaimRow
+from bagua_autotune.store.engine.tables import ClaimRow
 
 # Longer than a decision takes on a busy machine. A job may wait so long for a killed replica.
 CLAIM_SECONDS = 30.0

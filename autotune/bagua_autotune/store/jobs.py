@@ -24,10 +24,17 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
-from bagua_autotune.store.database import Database, Statement
+from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.tables import (
+    ClaimRow,
+    EventRow,
+    JobRow,
+    LifeRow,
+    ProfileRow,
+    TrialRow,
+)
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked, the_row
-from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, ProfileRow, TrialRow
 
 logger = logging.getLogger(__name__)
 

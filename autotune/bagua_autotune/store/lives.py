@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bagua_autotune.store.database import Database, Statement
+from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.tables import JobRow, LifeRow
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import NEWEST_FIRST
 from bagua_autotune.store.rows import job_row, locked, locked_row, the_row
-from bagua_autotune.store.tables import JobRow, LifeRow
 
 PLACE = Statement(
     select(LifeRow.previous, LifeRow.first, LifeRow.number)

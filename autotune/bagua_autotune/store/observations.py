@@ -24,10 +24,10 @@ from sqlalchemy import cast as sql_cast
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
-from bagua_autotune.store.database import Database, Run, Statement
+from bagua_autotune.store.engine.database import Database, Run, Statement
+from bagua_autotune.store.engine.tables import JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.store.rows import TRIALS, check_job, the_row, trial_row
-from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
 STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
 # The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.

@@ -28,9 +28,9 @@ from bagua_autotune.model.knobs import SPACE, Configuration
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store.database import Database, Statement
+from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.tables import JobRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
-from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384

@@ -8,10 +8,10 @@ from bagua_autotune.model.job import OVER, Result, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.engine.database import Database
+from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.store.rows import TRIALS, check_job, last_trial_row, locked, trial_row
-from bagua_autotune.store.tables import TrialRow
 
 
 @dataclass(frozen=True)

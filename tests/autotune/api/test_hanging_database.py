@@ -16,7 +16,8 @@ import requests
 from bagua_autotune.app import create_app
 from bagua_autotune.connections import THREADS
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store, postgresql
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine import postgresql
 from tests.autotune.server import serving_here
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import registration

@@ -15,7 +15,7 @@ from bagua_autotune.api.openapi import document
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import TrialRow
+from bagua_autotune.store.engine.tables import TrialRow
 from tests.autotune.support import registration
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics")

@@ -11,7 +11,7 @@ from sqlalchemy import delete
 
 from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import JobRow
+from bagua_autotune.store.engine.tables import JobRow
 from tests.autotune.bagua.worker import (
     BEST,
     MIB,

@@ -26,7 +26,7 @@ from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import SCHEMA_VERSION
+from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.cli.conftest import TOKEN

@@ -13,7 +13,7 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, JobSpec
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import JobRow
+from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration

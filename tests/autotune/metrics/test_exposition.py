@@ -13,7 +13,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import TrialRow
+from bagua_autotune.store.engine.tables import TrialRow
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import Ranks, peaked, registration

@@ -13,9 +13,9 @@ from sqlalchemy import inspect, update
 from bagua_autotune.model.job import Event, Inherited, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
 from bagua_autotune.store.jobs import Contact
-from bagua_autotune.store.tables import JobRow
 from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,

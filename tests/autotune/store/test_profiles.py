@@ -9,7 +9,7 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.told import MOST_PROFILES
+from bagua_autotune.store.reports import MOST_PROFILES
 from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.location import default_url
+from bagua_autotune.store.engine.location import default_url
 from tests.autotune.support import stored_jobs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.e2e.conftest import LIMITS, wait_until

@@ -10,10 +10,10 @@ from sqlalchemy.exc import DBAPIError
 
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
-from bagua_autotune.store.database import Statement
+from bagua_autotune.store.engine.database import Statement
+from bagua_autotune.store.engine.postgresql import RETRY_SECONDS, Circuit
+from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.postgresql import RETRY_SECONDS, Circuit
-from bagua_autotune.store.tables import JobRow
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 

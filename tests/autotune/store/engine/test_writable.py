@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.writable import TRY_SECONDS, Writable
 from bagua_autotune.store.errors import DAMAGED, DISK_FULL, READ_ONLY, trouble
-from bagua_autotune.store.writable import TRY_SECONDS, Writable
 from tests.autotune.support import registration
 
 

@@ -24,11 +24,11 @@ from sqlalchemy import Connection, Dialect, ExceptionContext, NullPool, create_e
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.store import migrations, postgresql, sqlite
+from bagua_autotune.store.engine import migrations, postgresql, sqlite
+from bagua_autotune.store.engine.location import parse, shown, with_driver
+from bagua_autotune.store.engine.postgresql import IS_DIRECT, Circuit
+from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, remote_kind
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
-from bagua_autotune.store.location import parse, shown, with_driver
-from bagua_autotune.store.postgresql import IS_DIRECT, Circuit
-from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.postgresql import RETRY_SECONDS, Circuit
 from bagua_autotune.store.errors import NoAnswer, StoreError
-from bagua_autotune.store.postgresql import RETRY_SECONDS, Circuit
 from tests.autotune.store.samples import (
     FIRST,
 )

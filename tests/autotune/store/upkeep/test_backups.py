@@ -16,7 +16,7 @@ from bagua_autotune.store import Store
 from tests.autotune.store.postgresql import find_binaries
 from tests.autotune.support import make_spec, stored_jobs
 
-OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
+OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"
 TOOLS = re.compile(r"^    ((?:pg_dump|dropdb|createdb|pg_restore) .*)$", re.MULTILINE)
 PRINTED = "postgresql://autotune@db.example.com/"
 

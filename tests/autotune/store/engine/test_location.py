@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from bagua_autotune.store import Store, location
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine import location
+from bagua_autotune.store.engine.location import parse, shown, with_driver
 from bagua_autotune.store.errors import StoreError
-from bagua_autotune.store.location import parse, shown, with_driver
 from tests.autotune.support import make_spec
 
 MOUNTINFO = r"""

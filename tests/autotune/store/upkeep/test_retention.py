@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, retention
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.observations import MOST_LATE_STEPS
-from bagua_autotune.store.retention import DAY_SECONDS
-from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
+from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.upkeep.retention import DAY_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import Upkeep
 from bagua_autotune.views import Overviews

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_autotune.cli.check import Figures, _figures, _lines, tuned_command
+from bagua_autotune.cli.commands.check import Figures, _figures, _lines, tuned_command
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance
 

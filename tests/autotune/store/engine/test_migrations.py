@@ -21,9 +21,10 @@ from sqlalchemy import MetaData, create_engine, inspect, make_url
 
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import Store, migrations
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine import migrations
+from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from bagua_autotune.store.errors import OtherSchema, StoreError
-from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.store.trials import Step
 from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import update
 
-from bagua_autotune.store.database import Database
+from bagua_autotune.store.engine.database import Database
+from bagua_autotune.store.engine.location import is_in_memory
+from bagua_autotune.store.engine.tables import SchemaRow
 from bagua_autotune.store.errors import DiskFull
-from bagua_autotune.store.location import is_in_memory
-from bagua_autotune.store.tables import SchemaRow
 
 TRY_SECONDS = 10.0
 # A small write may still fit into SQLite's log when no report does any more.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from bagua_autotune.cli.commands.prune import COLUMNS, row_of
 from bagua_autotune.cli.output import print_table
-from bagua_autotune.cli.prune import COLUMNS, row_of
 from bagua_autotune.cli.reader import find_job, no_such_job, open_reader, source_options
 from bagua_autotune.store.errors import UnknownJob
 

@@ -9,11 +9,18 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, retention
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine.tables import (
+    EventRow,
+    LifeRow,
+    ObservationRow,
+    ProfileRow,
+    TrialRow,
+)
 from bagua_autotune.store.errors import JobLives, UnknownJob
 from bagua_autotune.store.lives import Place
-from bagua_autotune.store.retention import delete_training
-from bagua_autotune.store.tables import EventRow, LifeRow, ObservationRow, ProfileRow, TrialRow
+from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.upkeep.retention import delete_training
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import make_spec, stored_jobs

@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main
-from bagua_autotune.store import Store, location
-from bagua_autotune.store.tables import SCHEMA_VERSION
+from bagua_autotune.store import Store
+from bagua_autotune.store.engine import location
+from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from tests.autotune.support import make_spec, stored_jobs
 
 

@@ -15,8 +15,13 @@ from typing import Any, cast
 
 from sqlalchemy import URL, Engine, PoolProxiedConnection, QueuePool, create_engine, event
 
+from bagua_autotune.store.engine.location import (
+    FILE_MODE,
+    is_in_memory,
+    make_folder,
+    remote_file_system,
+)
 from bagua_autotune.store.errors import FileLost
-from bagua_autotune.store.location import FILE_MODE, is_in_memory, make_folder, remote_file_system
 
 FileId = tuple[int, int]
 # SQLite opens both with a connection, and keeps them while one is open.

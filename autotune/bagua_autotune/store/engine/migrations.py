@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, Engine, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from bagua_autotune.store.errors import OtherSchema, StoreError, is_table_in_use
-from bagua_autotune.store.location import shown
-from bagua_autotune.store.tables import (
+from bagua_autotune.store.engine.location import shown
+from bagua_autotune.store.engine.tables import (
     SCHEMA_VERSION,
     Base,
     ChoreRow,
@@ -26,6 +25,7 @@ from bagua_autotune.store.tables import (
     ProfileRow,
     SchemaRow,
 )
+from bagua_autotune.store.errors import OtherSchema, StoreError, is_table_in_use
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS, JobPhase
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import JobLives, UnknownJob
 from bagua_autotune.store.rows import locked_row
-from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
 TAKE_TURN = text(

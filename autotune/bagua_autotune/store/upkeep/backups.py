@@ -16,10 +16,10 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from bagua_autotune.store import migrations
+from bagua_autotune.store.engine import migrations
+from bagua_autotune.store.engine.location import FILE_MODE, make_folder, parse, shown
+from bagua_autotune.store.engine.sqlite import BUSY_SECONDS
 from bagua_autotune.store.errors import OtherSchema, StoreError
-from bagua_autotune.store.location import FILE_MODE, make_folder, parse, shown
-from bagua_autotune.store.sqlite import BUSY_SECONDS
 
 # What SQLite keeps beside a database while it is used.
 BESIDE = ("-wal", "-shm", "-journal")

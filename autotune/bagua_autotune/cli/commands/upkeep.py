@@ -10,8 +10,8 @@ import click
 from bagua_autotune.cli.output import say
 from bagua_autotune.cli.reader import database_url, open_store
 from bagua_autotune.model.text import describe_count
-from bagua_autotune.store import backups, checkup
 from bagua_autotune.store.errors import StoreError
+from bagua_autotune.store.upkeep import backups, checkup
 
 
 @click.command()

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, EventKind
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.store.database import Database, Statement
+from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.tables import EventRow, ProfileRow, TrialRow
 from bagua_autotune.store.rows import check_job, locked, trial_row
-from bagua_autotune.store.tables import EventRow, ProfileRow, TrialRow
 
 # Of one kind and one trial.
 MOST_EVENTS = 100
@@ -30,7 +30,7 @@ SWITCH_SECONDS = Statement(
 )
 
 
-class Told:
+class Reports:
     """The part of the store that keeps events and profiles.
 
     Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has

@@ -1,0 +1,1 @@
+"""The commands of ``bagua-autotune``, each in the module of its name."""
