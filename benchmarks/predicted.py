@@ -26,8 +26,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 
 from bagua_autotune.model.knobs import Value
 from bagua_simulator import Simulator
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.recorded import load_record
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import load_record
 from benchmarks.support.cells.arms import MIB, WAYS
 from benchmarks.support.harness import write_json
 

@@ -25,10 +25,10 @@ from statistics import median
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks are
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.job import Job
-from bagua_autotune.system.measures import StepTimes
 from bagua_autotune.system.report import describe_changes
-from bagua_autotune.system.runs import Outcome, Run
+from bagua_autotune.system.running.job import Job
+from bagua_autotune.system.running.measures import StepTimes
+from bagua_autotune.system.running.runs import Outcome, Run
 from bagua_autotune.system.search import FEWEST_RUNS, SystemSearch
 from bagua_autotune.system.settings.asked import Options, asked_settings, searched
 from bagua_autotune.system.space import SearchSpace

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.recorded import load_record
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import load_record
 from benchmarks import predicted
 
 PROFILE = Path(__file__).parents[1] / "simulator" / "recorded" / "vgg16_two_hosts.json"

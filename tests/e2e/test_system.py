@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from bagua_autotune.store import Store
-from bagua_autotune.system.job import Job
-from bagua_autotune.system.measures import Metric, StepTimes
+from bagua_autotune.system.running.job import Job
+from bagua_autotune.system.running.measures import Metric, StepTimes
 from bagua_autotune.views import Overviews
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -17,8 +17,8 @@ import pytest
 
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.collectives import reduction
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.recorded import load_record
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import load_record
 from tests.simulator.jobs import MIB, make_workload
 
 LOOPBACK_BYTES_PER_SECOND, LOOPBACK_SECONDS = 2e9, 1e-4

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import click
 
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import Record, RecordError, load_record
 from bagua_simulator.workloads import CATALOG, load
 
 Callback = Callable[[click.Context, click.Parameter, str | None], Any]

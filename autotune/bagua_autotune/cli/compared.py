@@ -12,8 +12,8 @@ from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
 from bagua_autotune.model.text import describe_part
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.comparison import EQUAL, LOSSLESS, SHARDED, Outcome, fastest
-from bagua_simulator.exchanges import ALGORITHMS
+from bagua_simulator.algorithms.comparison import EQUAL, LOSSLESS, SHARDED, Outcome, fastest
+from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.units import describe_bandwidth, describe_duration
 
 NOT_SIMULATED = {"powersgd": "a profile does not hold the shapes of its matrices"}

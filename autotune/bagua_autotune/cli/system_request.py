@@ -22,9 +22,9 @@ from bagua_autotune.model.job import LONGEST_NAME, MOST_SAMPLES
 from bagua_autotune.model.job import Limits as ShownLimits
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import OtherSchema, StoreError
-from bagua_autotune.system.alone import alone
-from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.record import Record
+from bagua_autotune.system.running.alone import alone
+from bagua_autotune.system.running.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.session import Limits
 from bagua_autotune.system.settings.asked import Asked, Options, asked_settings
 from bagua_autotune.system.stored import About

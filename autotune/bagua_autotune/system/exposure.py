@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bagua_autotune.system.measures import StepTimes, read_document
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.measures import StepTimes, read_document
+from bagua_autotune.system.running.runs import Outcome
 
 CHECK_FILE = "check.json"
 PROBED_STEPS = 10

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from bagua_autotune.model.knobs import Configuration, Value
-from bagua_autotune.system.runs import Run, banned
+from bagua_autotune.system.running.runs import Run, banned
 from bagua_autotune.system.settings.setting import Setting
 
 # A value that never succeeded is not tried again after so many failures.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.runs import Outcome
 
 
 class Log(Protocol):

@@ -20,7 +20,7 @@ from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
 from bagua_autotune.store.trials import Step
-from bagua_autotune.system.runs import CONFIRM, Outcome
+from bagua_autotune.system.running.runs import CONFIRM, Outcome
 from bagua_autotune.system.space import SearchSpace
 from bagua_autotune.system.stored import (
     FACTS,

@@ -13,8 +13,8 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe_seconds, describe_speedup
-from bagua_autotune.system.measures import Measure
-from bagua_autotune.system.runs import Outcome, Run, costs_of
+from bagua_autotune.system.running.measures import Measure
+from bagua_autotune.system.running.runs import Outcome, Run, costs_of
 from bagua_autotune.system.search import SystemSearch, Verdict
 from bagua_autotune.system.settings.places import FileKey, Start
 from bagua_autotune.system.space import SearchSpace

@@ -15,7 +15,7 @@ from bagua_autotune.search.points import first_best
 from bagua_autotune.system.additive import AdditiveProcess, Seen
 from bagua_autotune.system.failures import Failures
 from bagua_autotune.system.log import Log, NoLog
-from bagua_autotune.system.runs import (
+from bagua_autotune.system.running.runs import (
     BASELINE,
     CONFIRM,
     SEARCH,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.job import Interrupted, Job
-from bagua_autotune.system.measures import Measure, StepTimes
 from bagua_autotune.system.price import describe_price
 from bagua_autotune.system.record import Diverged, Record
 from bagua_autotune.system.report import describe_run, failed_result, job_result
-from bagua_autotune.system.runs import BASELINE, Outcome, Run, costs_of
+from bagua_autotune.system.running.job import Interrupted, Job
+from bagua_autotune.system.running.measures import Measure, StepTimes
+from bagua_autotune.system.running.runs import BASELINE, Outcome, Run, costs_of
 from bagua_autotune.system.search import BaselineFailure, SystemSearch, Verdict
 from bagua_autotune.system.settings.asked import Asked, searched
 from bagua_autotune.system.settings.setting import Setting

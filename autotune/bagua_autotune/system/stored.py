@@ -13,7 +13,7 @@ from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.system.space import SearchSpace
 
 FACTS = "facts"

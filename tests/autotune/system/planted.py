@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.system.settings.variables import (
     BUFFER_BYTES,
     CHANNELS,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
-from bagua_autotune.system.job import Interrupted
 from bagua_autotune.system.record import Record
-from bagua_autotune.system.runs import BASELINE, Outcome, Run
+from bagua_autotune.system.running.job import Interrupted
+from bagua_autotune.system.running.runs import BASELINE, Outcome, Run
 from bagua_autotune.system.search import SystemSearch, Verdict
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.settings.variables import THREADS, find_variables

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bagua_autotune.system.exposure import CHECK_FILE, Exposure
-from bagua_autotune.system.measures import STEPS_FILE
+from bagua_autotune.system.running.measures import STEPS_FILE
 
 STEP = (0.4, 0.3, 0.2)
 

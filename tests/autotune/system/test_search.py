@@ -9,7 +9,7 @@ import pytest
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.system.failures import left_out
-from bagua_autotune.system.runs import Outcome, Run
+from bagua_autotune.system.running.runs import Outcome, Run
 from bagua_autotune.system.search import BaselineFailure, SystemSearch
 from bagua_autotune.system.settings.asked import searched
 from bagua_autotune.system.settings.places import EnvironmentVariable

@@ -17,8 +17,8 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance, hindrances
-from bagua_autotune.system.job import Interrupted, Job, stopping
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.job import Interrupted, Job, stopping
+from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.views.steps import exposed_seconds, step_seconds
 
 INTERRUPTED = 130

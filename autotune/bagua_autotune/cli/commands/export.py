@@ -16,7 +16,7 @@ from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import OVER, RUNS
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views import JobOverview
-from bagua_simulator.summary import summarise
+from bagua_simulator.measured.summary import summarise
 
 
 @click.command()

@@ -14,9 +14,9 @@ from bagua_autotune.cli.compared import show_comparison
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.text import describe, describe_bytes, describe_knob
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.comparison import compare
+from bagua_simulator.algorithms.comparison import compare
+from bagua_simulator.measured.recorded import RecordError
 from bagua_simulator.plot import PlotError, plot
-from bagua_simulator.recorded import RecordError
 from bagua_simulator.sweep import Point, Sweep, sweep
 from bagua_simulator.units import (
     describe_bandwidth,

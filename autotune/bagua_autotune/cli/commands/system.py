@@ -12,7 +12,6 @@ import click
 from bagua_autotune.cli.output import say_beside
 from bagua_autotune.cli.system_request import Request
 from bagua_autotune.model.characters import clean
-from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.report import (
     best_so_far,
     document,
@@ -20,7 +19,8 @@ from bagua_autotune.system.report import (
     other_lines,
     summary,
 )
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.job import Interrupted, Job, stopping
+from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.system.search import FEWEST_RUNS, BaselineFailure, SystemSearch, Verdict
 from bagua_autotune.system.session import AUTO, Session
 from bagua_autotune.system.settings.from_preset import ALLOWANCES

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 
 from bagua_autotune.model.text import describe_seconds
-from bagua_autotune.system.measures import OUTPUT_FILE, Measure, output_lines
-from bagua_autotune.system.memory import kills_of_the_system, lack_of_memory
-from bagua_autotune.system.processes import adopting, ended_with_all_it_starts
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.measures import OUTPUT_FILE, Measure, output_lines
+from bagua_autotune.system.running.memory import kills_of_the_system, lack_of_memory
+from bagua_autotune.system.running.processes import adopting, ended_with_all_it_starts
+from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.system.settings.places import EnvironmentVariable, FileKey, Place, Start
 
 POLL_SECONDS = 0.05

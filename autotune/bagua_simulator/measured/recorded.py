@@ -20,8 +20,8 @@ from pydantic import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
 from bagua_simulator.cluster import Cluster
+from bagua_simulator.measured.traffic import Traffic, summed_up
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
-from bagua_simulator.traffic import Traffic, summed_up
 from bagua_simulator.workload import Workload
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.profile import Profile
 from bagua_simulator.collectives import parts
-from bagua_simulator.robust import bounded, softened
+from bagua_simulator.measured.robust import bounded, softened
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
 
 ProfiledStep = tuple[Mapping[str, Value], Profile]

@@ -11,10 +11,10 @@ import pytest
 
 from bagua_simulator import Simulator
 from bagua_simulator.collectives import reduction
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import Record, RecordError, load_record
+from bagua_simulator.measured.summary import summarise
 from bagua_simulator.simulator import CONTENTION
-from bagua_simulator.summary import summarise
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 SIMULATOR = Simulator(

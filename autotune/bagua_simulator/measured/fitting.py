@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import SPLIT, Phase, parts, reduction
-from bagua_simulator.recorded import Record
-from bagua_simulator.robust import bounded, softened
+from bagua_simulator.measured.recorded import Record
+from bagua_simulator.measured.robust import bounded, softened
+from bagua_simulator.measured.traffic import Traffic
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.step import Message, Step
-from bagua_simulator.traffic import Traffic
 
 Floats = NDArray[np.float64]
 

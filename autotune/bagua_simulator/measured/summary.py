@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bagua_autotune.model.layout import Tensor
-from bagua_simulator.computing import ProfiledStep, fit_computing
-from bagua_simulator.recorded import Record
-from bagua_simulator.traffic import traffic_of
+from bagua_simulator.measured.computing import ProfiledStep, fit_computing
+from bagua_simulator.measured.recorded import Record
+from bagua_simulator.measured.traffic import traffic_of
 
 
 def summarise(

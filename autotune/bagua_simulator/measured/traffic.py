@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, USUAL_ALGORITHM
 from bagua_autotune.model.profile import BucketTiming
 from bagua_simulator.collectives import Way
-from bagua_simulator.computing import ProfiledStep
-from bagua_simulator.robust import scatter
+from bagua_simulator.measured.computing import ProfiledStep
+from bagua_simulator.measured.robust import scatter
 
 # Of each step the first so many: thousands more add little and take long to fit.
 MOST_BUCKETS = 100

@@ -9,9 +9,9 @@ from itertools import product
 from math import inf
 
 from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_simulator.algorithms.exchanges import ALGORITHMS, Sends
+from bagua_simulator.algorithms.replicas import Replicas
 from bagua_simulator.cluster import Cluster
-from bagua_simulator.exchanges import ALGORITHMS, Sends
-from bagua_simulator.replicas import Replicas
 from bagua_simulator.sharded import BACKWARD_SHARE, ShardedSimulator, Unit
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.workload import Workload

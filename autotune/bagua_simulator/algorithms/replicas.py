@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagua_autotune.model.knobs import Value
+from bagua_simulator.algorithms.exchanges import Sends, exchange
 from bagua_simulator.collectives import parts
-from bagua_simulator.exchanges import Sends, exchange
 from bagua_simulator.layout import Layouts
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.step import Message, Step

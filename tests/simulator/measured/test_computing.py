@@ -6,7 +6,7 @@ import pytest
 
 from bagua_autotune.model.profile import Profile
 from bagua_simulator import Simulator
-from bagua_simulator.computing import fit_computing
+from bagua_simulator.measured.computing import fit_computing
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 15, milliseconds=12.0)

@@ -10,10 +10,10 @@ import pytest
 
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.fitting import fit_cluster, fit_record
-from bagua_simulator.recorded import Record
-from bagua_simulator.summary import summarise
-from bagua_simulator.traffic import Traffic, traffic_of
+from bagua_simulator.measured.fitting import fit_cluster, fit_record
+from bagua_simulator.measured.recorded import Record
+from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.traffic import Traffic, traffic_of
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 30, milliseconds=3.0)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bagua_autotune.system.memory import LAST_LINES, kills_of_the_system, lack_of_memory
+from bagua_autotune.system.running.memory import LAST_LINES, kills_of_the_system, lack_of_memory
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from bagua_autotune.model.statistics import estimate
 from bagua_autotune.model.text import describe_seconds
-from bagua_autotune.system.runs import Outcome
+from bagua_autotune.system.running.runs import Outcome
 
 PROBE = "BAGUA_AUTOTUNE_PROBE"
 STEPS_FILE, OUTPUT_FILE = "steps.json", "output"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.comparison import (
+from bagua_simulator.algorithms.comparison import (
     DEFAULT,
     SHARDED,
     WAYS,
@@ -16,10 +16,10 @@ from bagua_simulator.comparison import (
     sharded,
     units_of,
 )
-from bagua_simulator.exchanges import ALGORITHMS
-from bagua_simulator.fitting import fit_record
-from bagua_simulator.replicas import Replicas
-from bagua_simulator.summary import summarise
+from bagua_simulator.algorithms.exchanges import ALGORITHMS
+from bagua_simulator.algorithms.replicas import Replicas
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.summary import summarise
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 

@@ -1,0 +1,1 @@
+"""One run of the user's job: started, ended with all of its processes, measured."""

@@ -1,0 +1,1 @@
+"""From a measured job to a simulated one: its computing, its traffic and its network."""
