@@ -36,7 +36,6 @@ import torch.distributed as dist
 from bagua_client.agent.command import Command, read_command
 from bagua_client.agent.detail import Detail
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
-from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import (
@@ -53,6 +52,7 @@ from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Event, Handover, Reporter
