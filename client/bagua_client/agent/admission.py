@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.correspondence import Correspondence
 from bagua_client.agent.job import name_of
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
@@ -27,6 +28,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
 from bagua_client.knobs import KNOBS
+from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.tunable import Tunable
@@ -163,8 +165,12 @@ def start_agent(
     tell_left_alone(tunable, [*reasons, *_not_for(tunable, environment.allowed)])
     _pin(tunable, environment.knobs)
     _models[ranks] += 1
-    turn = Turn(name, turns)
-    return Agent(tunable, group, optimizers, environment, name, handover, turn, file)
+    is_first = tunable.communicator.rank == 0
+    measurement = RankMeasurement(tunable, optimizers, records=is_first)
+    service = Correspondence(
+        tunable, measurement, environment, name, handover, Turn(name, turns), file
+    )
+    return Agent(tunable, group, measurement, service, environment)
 
 
 def _pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
