@@ -33,8 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.command import Command
-from bagua_client.agent.correspondence import Correspondence
+from bagua_client.agent.correspondence import Command, Correspondence
 from bagua_client.agent.detail import Detail
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace

@@ -3,18 +3,36 @@ job when its turn has come, take commands, and tell what there is to tell of eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from bagua_client.agent.command import Command, read_command
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.report import Report, gathered
 from bagua_client.agent.turns import Turn
+from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Event, Handover, Reporter
 from bagua_client.tunable.tunable import Tunable
+
+logger = logging.getLogger(__name__)
+
+
+class Command(NamedTuple):
+    """What the service wants the ranks to do; see
+    :class:`bagua_client.reporter.conversation.Conversation`.
+
+    Attributes:
+        configuration: None: this rank could not read it, or cannot carry it out.
+    """
+
+    trial: int | None = None
+    watch: bool = False
+    told: Mapping[str, Any] = {}
+    configuration: Configuration | None = None
 
 
 class Correspondence:
@@ -74,9 +92,21 @@ class Correspondence:
         return self._reporter.take_command()
 
     def read(self, text: bytes) -> Command:
-        """Read a command, on any rank."""
-        communicator = self._tunable.communicator
-        return read_command(text, communicator.rank, self._handover.keep, communicator.check)
+        """Read a command, on any rank, as far as that can be done; it does not raise: other ranks
+        vote on it."""
+        communicator, found = self._tunable.communicator, Command()
+        try:
+            said = json.loads(text)
+            found = found._replace(trial=said["trial"], watch=said["watch"])
+            self._handover.keep(said.get("copy"))
+            asked = Configuration.from_json(said["configuration"])
+            found = found._replace(told=said["told"])
+            communicator.check(asked)
+            found = found._replace(configuration=asked)
+        except Exception as error:
+            rank = communicator.rank
+            logger.warning("rank %d cannot carry out the service's command: %s", rank, error)
+        return found
 
     def suspects(self) -> bool | None:
         """Whether step times may be changing, after the tuning; None: nobody watches them."""
