@@ -24,8 +24,8 @@ TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
 BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
-AGENT = {"service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
-INTEGRATIONS = {"agent", "reducer", "sharded", "zero", *AGENT}
+AGENT = {"guard", "service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
+INTEGRATIONS = {"checking", "agent", "reducer", "sharded", "zero", *AGENT}
 STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
@@ -51,7 +51,9 @@ LAYERS = {
     "measuring": {"profile", *TUNABLE},
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},
+    "guard": set[str](),
     "agent": AGENT,
+    "checking": {"agent", *AGENT},
     "integrations": INTEGRATIONS,
     "lightning": {"integrations", *ALGORITHMS, *KNOWN},
     "startup": {"integrations", "lightning"},

@@ -7,15 +7,17 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.correspondence import Correspondence
 from bagua_client.agent.job import name_of
-from bagua_client.agent.pinned_knobs import pin
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
@@ -25,6 +27,8 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
+from bagua_client.knobs import KNOBS
+from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.tunable import Tunable
@@ -159,10 +163,35 @@ def start_agent(
         return None
     reasons = tunable.offer.reasons(tunable.communicator)
     tell_left_alone(tunable, [*reasons, *_not_for(tunable, environment.allowed)])
-    pin(tunable, environment.knobs)
+    _pin(tunable, environment.knobs)
     _models[ranks] += 1
-    turn = Turn(name, turns)
-    return Agent(tunable, group, optimizers, environment, name, handover, turn, file)
+    is_first = tunable.communicator.rank == 0
+    measurement = RankMeasurement(tunable, optimizers, records=is_first)
+    service = Correspondence(
+        tunable, measurement, environment, name, handover, Turn(name, turns), file
+    )
+    return Agent(tunable, group, measurement, service, environment)
+
+
+def _pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
+    """Make the job begin with the values that BAGUA_AUTOTUNE_KNOBS pins, and be compared with that;
+    one that cannot be had is told and left out. All ranks together, before the first step."""
+    offered = tunable.offer.values(tunable.communicator)
+    for knob, choice in knobs.items():
+        if choice.pinned is None:
+            continue
+        pinned: dict[str, Any] = {knob: choice.pinned}
+        try:
+            possible = offered.get(knob, [getattr(tunable.default, knob)])
+            if choice.pinned not in possible and not KNOBS[knob].kind.is_open:
+                raise ValueError(f"this job can have {', '.join(map(str, possible))}")
+            tunable.start_from(replace(tunable.default, **pinned))
+        except (RuntimeError, ValueError) as error:
+            if tunable.communicator.rank == 0:
+                logger.warning(
+                    "BAGUA_AUTOTUNE_KNOBS: %s stays at its default, as %s is not possible here: %s",
+                    *(knob, choice.pinned, error),
+                )
 
 
 def _not_for(tunable: Tunable, allowed: Set[str]) -> list[str]:

@@ -26,36 +26,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.command import Command, read_command
+from bagua_client.agent.correspondence import Command, Correspondence
 from bagua_client.agent.detail import Detail
-from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
-from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import (
-    LARGEST_REPORT,
-    Exchange,
-    Message,
-    Report,
-    Stop,
-    ending,
-    gathered,
-)
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
 from bagua_client.agent.state import State
-from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
-from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter import Event, Handover, Reporter
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
@@ -75,16 +63,12 @@ class Agent:
     Args:
         tunable: of the model.
         group: the ranks' control group.
-        optimizers: of the model, as far as they are known; their steps tell the model's.
+        measurement: of this rank's steps.
+        service: what there is to do with it.
         environment: the settings.
-        name: the job's.
-        handover: of what is known to the other nodes.
-        turn: of this model to be tuned; the job's models are tuned one after the other.
-        file: what is tried first, after the default.
 
     Attributes:
         state: changes on all ranks in the same step.
-        measurement: of this rank's steps.
         outcome: what whoever trains may know.
     """
 
@@ -92,32 +76,25 @@ class Agent:
         self,
         tunable: Tunable,
         group: dist.ProcessGroup,
-        optimizers: Iterable[torch.optim.Optimizer],
+        measurement: RankMeasurement,
+        service: Correspondence,
         environment: Environment,
-        name: str,
-        handover: Handover,
-        turn: Turn,
-        file: ConfigurationFile | None = None,
     ) -> None:
-        self._tunable = tunable
-        self._environment = environment
-        self._name, self._file = name, file
-        self._handover = handover
-        self._turn = turn
+        self._tunable, self.measurement = tunable, measurement
+        self._service = service
         self._rank = tunable.communicator.rank
         self._group = group
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
-        self.measurement = RankMeasurement(tunable, optimizers, records=self._rank == 0)
-        self._detail = Detail(tunable, self.measurement)
+        self._detail = Detail(tunable, measurement)
         self._pace = Pace()
-        self._reporter: Reporter | None = None
-        self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
+        self.outcome = Outcome(service.job, tunable, environment.result, measurement.count)
+        self.outcome.page = service.page
         self.outcome.awaits = lambda: awaited(
-            tunable, self._reductions, None if self._rank else turn.is_anothers, environment
+            tunable, self._reductions, service.must_wait, environment
         )
         self.state = State.TUNING
-        self._will_watch = self._disturbed = self._is_switching = False
+        self._will_watch = self._is_switching = False
         self._reductions = self._next_report = 0
         self._trial: int | None = None
         self._guard = LossGuard()
@@ -159,8 +136,7 @@ class Agent:
         """The model's wrapper is gone on this rank. Not collective."""
         self._detach()
         self.outcome.close()
-        if self._reporter is not None:
-            self._reporter.close()
+        self._service.close()
 
     def _start_report(self) -> Message:
         """Message 1: every rank's report to all.
@@ -174,19 +150,19 @@ class Agent:
             self._exchange.put(Report(stop=Stop.ERROR))
         self._exchange.start()
         took = time.perf_counter() - began
-        due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        return Message(due, partial(self._read, command, took, self._reductions))
+        return self._due(partial(self._read, command, took, self._reductions))
 
     def _put_report(self) -> bytes | None:
         report, command = Report(), None
         if self._tunable.refusal:
             report.stop = Stop.REFUSED
         elif self._rank == 0:
-            command = self._next_command()
+            command = self._service.next_command(
+                self._reductions, self._watches, self._guard.has_any
+            )
             report.command = command or b""
             report.command_bytes = len(report.command)
-            watching = None if self.is_active else self._reporter
-            suspects = None if watching is None else watching.is_suspicious
+            suspects = None if self.is_active else self._service.suspects()
             report.next_report = self._pace.until_next(self._reductions, suspects)
         wanted = self._trial is not None or self._watches
         report.take(self.measurement.take(wanted, LARGEST_REPORT), self.is_active)
@@ -195,20 +171,6 @@ class Agent:
             report.memory = self._tunable.memory.read()
         self._exchange.put(report)
         return command
-
-    def _next_command(self) -> bytes | None:
-        if self._watches and (self._reporter is None or not self._reporter.has_command):
-            return None
-        if not self._turn.take(self._reductions):
-            return None
-        if self._reporter is None:
-            environment = without_unwatched(self._environment, self._guard.has_any)
-            if is_warming_up(self._tunable, environment):
-                return None
-            description = describe_job(self._tunable, environment, self._name, self._file)
-            self._reporter = Reporter(environment, description, self._handover, self.outcome.count)
-            self.outcome.page = self._reporter.page
-        return self._reporter.take_command()
 
     def _read(self, command: bytes | None, start_seconds: float, reductions: int) -> Message | None:
         """Read the report that began after so many reductions."""
@@ -233,7 +195,7 @@ class Agent:
         following = self._follow_command(reports[0], command)
         self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._observe(self._hand_over, reports)
+        self._observe(self._service.tell_times, reports)
         return following
 
     def _start_late_report(self) -> Message:
@@ -241,20 +203,12 @@ class Agent:
         report = Report()
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
-        due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        return Message(due, lambda: self._observe(self._hand_over, self._exchange.conclude()))
+        return self._due(lambda: self._observe(self._service.tell_times, self._exchange.conclude()))
 
-    def _hand_over(self, reports: Sequence[Report]) -> None:
-        """Give rank 0's reporter what there is to tell of the trial, and of the one before."""
-        if self._reporter is None:
-            return
-        # These steps may go back to the report before, when another model was still being tuned.
-        before, self._disturbed = self._disturbed, self._turn.is_anothers
-        if not (before or self._disturbed):
-            for told in gathered(reports, self.measurement.spans):
-                self._reporter.put(told)
-        for recording in self.measurement.take_recordings():
-            self._reporter.put(recording)
+    def _due(self, read: Callable[[], Message | None]) -> Message:
+        """A report under way, read when no rank has to wait for it."""
+        steps = STEPS_APART if self._tunable.algorithm.is_apart else 1
+        return Message(self._reductions + steps, read)
 
     def _follow_command(self, report: Report, command: bytes | None) -> Message | None:
         """The vote on rank 0's command, if there is one; before that the command itself, if it was
@@ -266,9 +220,7 @@ class Agent:
 
     def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
-        command = read_command(
-            text, self._rank, self._handover.keep, self._tunable.communicator.check
-        )
+        command = self._service.read(text)
         change = Reconfiguration(self._tunable, command.configuration, self._group, CPU)
         return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
@@ -286,7 +238,7 @@ class Agent:
             misfit = change.misfit
             kind = "disagreement" if misfit is None else "infeasible"
             memory = misfit and misfit.to_json(is_predicted=True)
-            self._tell(kind, trial, change.reason, memory=memory)
+            self._service.tell(kind, trial, change.reason, memory=memory)
             if not watch:
                 self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
         if trial is None:
@@ -315,11 +267,11 @@ class Agent:
         differs = found.numbers != self._tunable.default.numbers
         self._observe(self._guard.begin, differs, self._trial is None)
         if self._trial is not None:
-            self._tell("switched", self._trial, seconds=self._tunable.recut_seconds)
+            self._service.tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 
     def _went_back(self, reason: str) -> None:
         """A change failed on some rank, which all were told: they are at what they had before."""
-        self._tell("disagreement", self._trial, reason)
+        self._service.tell("disagreement", self._trial, reason)
         self._trial = None
 
     def _undo(self, kind: str, why: str, memory: Mapping[str, Any] | None = None) -> None:
@@ -329,7 +281,7 @@ class Agent:
             found = self._tunable.layout.configuration
             logger.warning("autotune stops using %s: %s; back to the default", found, why)
         self._switch(way_back(self._tunable, self._group, CPU))
-        self._tell(kind, self._trial, why, memory=memory)
+        self._service.tell(kind, self._trial, why, memory=memory)
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
@@ -339,18 +291,18 @@ class Agent:
         state, reason = ending(stops, self._tunable.refusal)
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
             logger.warning("autotune is off: %s", self._tunable.refusal)
-        self._tell("ended", None, reason)
+        self._service.tell("ended", None, reason)
         self._observe(self.outcome.end, state, reason, self.measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
         self.state, self._will_watch = State.SETTLING, watch
-        self._observe(self._turn.leave)
+        self._service.pass_turn_on()
         self._observe(self.measurement.stop_recording)
         self._detail.forget()
-        if not watch and self._reporter is not None:
-            self._reporter.finish()
+        if not watch:
+            self._service.finish()
         self._tunable.after_reduction = self._settle
 
     def _settle(self) -> None:
@@ -362,10 +314,9 @@ class Agent:
                 if not self._tunable.is_settled:
                     return  # The ranks have yet to vote.
                 self._will_watch = False  # Reports would hold the fast ones back.
-                if self._reporter is not None:
-                    self._reporter.finish(
-                        "tuned; under its algorithm step times are not watched any more"
-                    )
+                self._service.finish(
+                    "tuned; under its algorithm step times are not watched any more"
+                )
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()
@@ -389,12 +340,7 @@ class Agent:
     def _detach(self) -> None:
         """Detach from the model: from now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
-        self._observe(self._turn.close)
+        self._service.leave()
         self._observe(self.measurement.close)
         self._tunable.detach()
         self._in_flight = None
-
-    def _tell(self, kind: str, trial: int | None, message: str = "", **more: Any) -> None:
-        if self._reporter is not None:
-            event = Event(kind, trial, self.measurement.step, message, **more)
-            self._observe(self._reporter.put, event)

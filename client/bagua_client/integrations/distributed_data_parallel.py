@@ -273,7 +273,7 @@ def _begin(
     if file is not None and wrapper._agent is None:
         train_with(_tunable_of(wrapper), file)
     if environment.check is not None:
-        from bagua_client.agent import check
+        from bagua_client.checking import check
 
         refusal = refusal_of(wrapper, caps_of(wrapper))
         tunable = partial(_tunable_of, wrapper)

@@ -179,7 +179,7 @@ def _begin(
     if file is not None and tuned._agent is None:
         train_with(tunable_of(tuned), file)
     if environment.check is not None:
-        from bagua_client.agent import check
+        from bagua_client.checking import check
 
         if units and units[0].device.type == "cuda":
             refusal = refusal or UNCHECKED

@@ -122,7 +122,7 @@ def _begin(
     if file is not None and engine._agent is None:
         train_with(tunable_of(engine), file)
     if environment.check is not None:
-        from bagua_client.agent import check
+        from bagua_client.checking import check
 
         def tunable() -> TunableEngine:
             return tunable_of(engine)

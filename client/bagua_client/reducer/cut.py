@@ -27,6 +27,8 @@ class Cut:
         reductions: how many have ended, of those that it was told of.
         is_final: whether the final buckets are cut, or torch will do it unobserved.
         is_expectant: whether a new reducer expects a backward pass that may be over already.
+        may_be_open: whether there may be a forward pass, of which ``watcher`` was not told, whose
+            backward pass is still to come.
     """
 
     def __init__(self, ddp: DistributedDataParallel, watcher: Watcher) -> None:
@@ -37,7 +39,7 @@ class Cut:
         self.default_caps = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.is_hooked, self.is_final, self._is_timed = False, True, False
-        self._is_bare = self.is_expectant = False
+        self._is_bare = self._is_new = self.is_expectant = self.may_be_open = False
         self.reductions = self._made_after = 0
         self._given: Sequence[int] = ()
 
@@ -115,6 +117,7 @@ class Cut:
             RuntimeError: out of memory, for example; then there is no reducer.
         """
         ddp, theirs = self.ddp, self.theirs
+        self._is_new = False
         may_watch = not bare and (theirs is None or theirs.run is not None)
         is_left = is_followed and self.is_hooked and not hooked
         if caps == self._caps and not is_left:
@@ -131,7 +134,7 @@ class Cut:
         order, self._given = () if bare else self._given, ()
         torchs.new_reducer(ddp, self.parameters, caps, used if self.keeps_order else (), order)
         self._made_after = self.reductions - (torchs.steps_to_cut(ddp) if order else 0)
-        self._caps, self._is_timed, self._is_bare = caps, True, bare
+        self._caps, self._is_timed, self._is_bare, self._is_new = caps, True, bare, True
         if theirs is not None:
             run = (
                 watched(theirs.run, theirs.state, self._watcher) if hooked and theirs.run else None
@@ -160,15 +163,21 @@ class Cut:
         return not torchs.has_run(ddp) or not (self.keeps_order or ddp.static_graph)
 
     def expect_backward(self) -> None:
-        """The forward pass of the next backward pass may be over, and the old reducer gone."""
-        if torchs.has_run(self.ddp):
+        """The forward pass of the next backward pass may be over, and the old reducer gone. One
+        that has stayed knows of that pass, and could not cut its final buckets in the next."""
+        self.may_be_open = torchs.has_run(self.ddp)
+        if self.may_be_open and self._is_new:
             self.ddp.reducer.prepare_for_backward([])
             self.is_expectant = True
+
+    def forward_begins(self) -> None:
+        """A forward pass that synchronises begins."""
+        self.is_expectant = self.may_be_open = False
 
     def reduced(self) -> None:
         """A reduction has ended."""
         self.reductions += 1
-        self.is_expectant = False
+        self.is_expectant = self.may_be_open = False
 
     @property
     def is_due(self) -> bool:

@@ -163,7 +163,8 @@ class TunableReducer(ChangedTogether):
         is_early = is_early and self._cut.is_between_steps(self._is_open)
         if 0 in Vote(int(is_early), *self._voters).values():
             return True
-        may_wait, is_done = not self._cut.is_hooked, self._carry_out()
+        may_wait = not self._cut.is_hooked or self._cut.may_be_open
+        is_done = self._carry_out()
         if may_wait:
             self._cut.expect_backward()
         return is_done
@@ -192,7 +193,7 @@ class TunableReducer(ChangedTogether):
                 self._cut.discard()
                 self._put(self.layout)
             return
-        self._cut.is_expectant = False
+        self._cut.forward_begins()
         if self.stands_back:
             self.stand_back()
             return

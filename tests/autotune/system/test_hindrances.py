@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bagua_autotune.system.hindrances import NAMED_RANKS, RULES, hindrances
-from bagua_client.agent.surroundings import WATCHED
+from bagua_client.checking.surroundings import WATCHED
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1/state"
 ALL = "(all ranks)"

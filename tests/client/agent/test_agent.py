@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import agent, report
+from bagua_client.agent import correspondence, report
 from bagua_client.communication import verdict
 from tests.ranks import RankPool
 
@@ -57,8 +57,8 @@ def _tune_with_an_error_on_rank_0() -> tuple[bool, set[str], list[str]]:
     handler = _Lines()
     logger = logging.getLogger("bagua_client")
     logger.addHandler(handler)
-    describe_job = agent.describe_job
-    agent.describe_job = fail  # type: ignore[assignment]
+    describe_job = correspondence.describe_job
+    correspondence.describe_job = fail  # type: ignore[assignment]
     try:
         model = DistributedDataParallel(torch.nn.Linear(3, 3))
         seen = set()
@@ -67,7 +67,7 @@ def _tune_with_an_error_on_rank_0() -> tuple[bool, set[str], list[str]]:
             seen.add(str(model.configuration))
         return model.is_tuning, seen, handler.lines
     finally:
-        agent.describe_job = describe_job
+        correspondence.describe_job = describe_job
         logger.removeHandler(handler)
         del os.environ["BAGUA_AUTOTUNE"]
 

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import agent
-from bagua_client.agent.loss_guard import LossGuard
+from bagua_client.agent import correspondence
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
+from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.measuring.batch_complexity import BatchComplexity
 from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import CpuClock, StepTimer
@@ -75,7 +75,7 @@ ON_RANK_0 = [
     (Recording, "read"),
     (Reporter, "take_command"),
     (Inbox, "put"),
-    (agent, "describe_job"),
+    (correspondence, "describe_job"),
 ]
 MOST_STEPS = 1000
 TRIAL = {"bucket_bytes": 25 * 2**20}

@@ -326,7 +326,9 @@ def test_an_unknown_algorithm_is_refused_in_words(two_ranks: RankPool) -> None:
 
 # Off is off
 
-OF_A_TUNING = ("bagua_client.agent", "bagua_client.measuring", "bagua_client.reporter")
+OF_A_TUNING = tuple(
+    f"bagua_client.{name}" for name in ("agent", "checking", "guard", "measuring", "reporter")
+)
 
 
 def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], list[str]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua_client.agent.losses import Losses
-from bagua_client.agent.second_look import SecondLook
+from bagua_client.guard.losses import Losses
+from bagua_client.guard.second_look import SecondLook
 
 Curve = Callable[[float], float]
 

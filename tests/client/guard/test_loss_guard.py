@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 
-from bagua_client.agent.loss_guard import LossGuard
-from bagua_client.agent.losses import Losses
+from bagua_client.guard.loss_guard import LossGuard
+from bagua_client.guard.losses import Losses
 
 
 def told(values: list[float]) -> Losses:

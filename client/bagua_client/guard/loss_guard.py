@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bagua_client.agent.losses import DEVIATIONS, MARGIN, Losses
-from bagua_client.agent.second_look import SecondLook
+from bagua_client.guard.losses import DEVIATIONS, MARGIN, Losses
+from bagua_client.guard.second_look import SecondLook
 
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32

@@ -15,8 +15,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import check
-from bagua_client.agent.surroundings import Surroundings
+from bagua_client.checking import check
+from bagua_client.checking.surroundings import Surroundings
 from bagua_client.profile import BucketTiming
 from bagua_client.tunable.timeline import Timeline
 from tests.client.comparison import difference

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from bagua_client.agent.losses import DEVIATIONS, MARGIN, Losses
+from bagua_client.guard.losses import DEVIATIONS, MARGIN, Losses
 
 BLOCK_STEPS = 16
 """Steps whose mean loss is one number here; a report after the tuning has more."""

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import surroundings
-from bagua_client.agent.surroundings import (
+from bagua_client.checking import surroundings
+from bagua_client.checking.surroundings import (
     Surroundings,
     active_ports,
     gather,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_client.agent.fewer_bytes import gathered, gradients, shares
+from bagua_client.checking.fewer_bytes import gathered, gradients, shares
 from bagua_client.layout import TensorSpec, describe
 
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client.agent import fewer_bytes
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import device_name
-from bagua_client.agent.surroundings import Seen, Surroundings, gather
+from bagua_client.checking import fewer_bytes
+from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.profile import BucketTiming, GatherTiming
 from bagua_client.tunable.tunable import Tunable

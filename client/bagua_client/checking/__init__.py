@@ -1,0 +1,1 @@
+"""The ranks' part of ``bagua-autotune check``: what it measures and sees where nothing is tuned."""

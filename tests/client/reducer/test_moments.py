@@ -1,0 +1,68 @@
+"""When a change is called for does not matter: after any step, before or after a forward pass, once
+or several times, the gradients are stock's to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration
+from tests.client.comparison import pair
+from tests.ranks import RankPool
+
+WIDTH = 16
+STEPS_AFTER = 4
+SMALL, LARGE = Configuration(WIDTH * WIDTH * 4), Configuration(3 * WIDTH * WIDTH * 4)
+AS_IT_IS = None
+"""The configuration in force: torch's reducer can stay, and gets our hook."""
+
+
+def _train(changes: list[Configuration | None], after: int, in_step: bool, compiled: bool) -> bool:
+    """Whether all gradients were stock's, which changes after so many steps, with no step between
+    them and, in a step, between its forward and its backward pass."""
+    stock, ours = models = pair(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6))))
+    if compiled:
+        torch._dynamo.reset()
+        for model in models:
+            model.module.compile(backend="aot_eager")
+    torch.manual_seed(dist.get_rank())
+    same = True
+    for step in range(after + STEPS_AFTER):
+        inputs = torch.randn(3, WIDTH)
+        if step == after and not in_step:
+            _change(ours, changes)
+        losses = [model(inputs).square().mean() for model in models]
+        if step == after and in_step:
+            _change(ours, changes)
+        for model, loss in zip(models, losses, strict=True):
+            model.zero_grad()
+            loss.backward()
+        same &= all(map(_is_same, stock.parameters(), ours.parameters()))
+    assert ours._tunable is not None
+    return same and ours._tunable.order_is_agreed and not ours._tunable.observers.has_failed
+
+
+def _change(ours: nn.Module, changes: list[Configuration | None]) -> None:
+    for configuration in changes:
+        assert ours.reconfigure(configuration or ours.configuration)
+        ours._tunable.attach()
+
+
+def _is_same(expected: nn.Parameter, actual: nn.Parameter) -> bool:
+    assert expected.grad is not None
+    return actual.grad is not None and torch.equal(expected.grad, actual.grad)
+
+
+@pytest.mark.parametrize("changes", [[AS_IT_IS], [SMALL, LARGE], [AS_IT_IS, SMALL]])
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_changes_without_a_step_between_them(
+    two_ranks: RankPool, changes: list[Configuration | None], in_step: bool, after: int
+) -> None:
+    assert two_ranks.run(_train, changes, after, in_step, False) == [True] * 2
+
+
+def test_a_compiled_model_changed_after_its_first_step(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_train, [AS_IT_IS], 1, False, True) == [True] * 2
