@@ -1,7 +1,7 @@
 """How much of a job's step is communication that computing does not hide, as its ranks measure it.
 
 The ranks measure under this project's subclass of DistributedDataParallel, which is put in the
-place of torch's: see bagua_client.agent.check.
+place of torch's: see bagua_client.checking.check.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Exposure:
         tell: is called when the first steps are measured, with the time of one.
 
     Attributes:
-        facts: what the ranks have written; see bagua_client.agent.check.
+        facts: what the ranks have written; see bagua_client.checking.check.
     """
 
     def __init__(self, steps: int, seconds: float, tell: Callable[[float], None]) -> None:

@@ -2,7 +2,7 @@
 says nothing: rules over what its ranks have seen.
 
 Each rule says what it costs as far as its source says so; nothing of it is measured here. What the
-ranks could not see gives no warning. See bagua_client.agent.surroundings for what they look at.
+ranks could not see gives no warning. See bagua_client.checking.surroundings for what they look at.
 """
 
 from __future__ import annotations
