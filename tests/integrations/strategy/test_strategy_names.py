@@ -209,7 +209,10 @@ def test_the_command_line_knows_them(
     ours = _ours("lightning")
     monkeypatch.chdir(tmp_path)
     fixed = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
-    made = cli.LightningCLI(module, run=False, args=[*fixed, *arguments])
+    # Else it seeds whatever this process starts from here on, by a variable of the environment.
+    made = cli.LightningCLI(
+        module, run=False, args=[*fixed, *arguments], seed_everything_default=False
+    )
     assert type(made.trainer.strategy) is ours.BaguaStrategy
     found = made.trainer.strategy._choice._make((), 0, None)
     assert found.name == algorithm
