@@ -119,7 +119,7 @@ class Figures:
         it was left at, in medians; None: it was cut off too early. Far from 1, one of the two does
         not show what users get.
         """
-        after = self.tuning.get("step_seconds", [])[self.tuning_steps + UNSETTLED_STEPS :]
+        after = self.tuning["step_seconds"][self.tuning_steps + UNSETTLED_STEPS :]
         return median(after) / self.run_off[TUNED].seconds if after else None
 
     @property

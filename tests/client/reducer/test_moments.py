@@ -20,8 +20,9 @@ AS_IT_IS = None
 
 
 def _train(changes: list[Configuration | None], after: int, in_step: bool, compiled: bool) -> bool:
-    """Whether all gradients were stock's, which changes after so many steps, with no step between
-    them and, in a step, between its forward and its backward pass."""
+    """Make the changes after so many steps, one right after the other: before the next step or,
+    ``in_step``, between its forward and its backward pass. Return whether all gradients were
+    stock's."""
     stock, ours = models = pair(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6))))
     if compiled:
         torch._dynamo.reset()

@@ -1,1 +1,2 @@
-"""The commands of ``bagua-autotune``, each in the module of its name."""
+"""The commands of ``bagua-autotune``, each in the module of its name but ``backup``, ``restore``
+and ``doctor``, which are in ``upkeep``."""
