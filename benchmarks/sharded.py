@@ -49,6 +49,8 @@ def arguments() -> argparse.Namespace:
                         help="of the model (HSDP); as many as hosts: one on each")  # fmt: skip
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
+    parser.add_argument("--only-allowed", action="store_true",
+                        help="tune but once, with what --allow lists")  # fmt: skip
     parser.add_argument("--overhead", action="store_true",
                         help="tune and sweep nothing: measure what the default costs")  # fmt: skip
     parser.add_argument("--by-hand", action="store_true", help="tune nothing, only sweep")
@@ -71,6 +73,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"{options.copies} copies need as many ranks each, at least two")
     if options.profile and (not options.gpus or options.memory_tunings):
         parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
+    if options.only_allowed and (not options.allow or options.by_hand or options.overhead):
+        parser.error("--only-allowed is for tunings, and needs --allow")
     if options.smoke:
         options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
     return options
@@ -87,17 +91,23 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
     ]
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
-    if len(options.gpus or ()) > options.hosts > 1 == options.copies:
+    has_nodes = len(options.gpus or ()) > options.hosts > 1 == options.copies
+    if has_nodes:
         exact += [
             _ours({"kept_units": keep, "channels": count, **across})
             for across in ({"hierarchical": "shards"}, {"node_copy": "on"})
             for keep, count in product((0, layers) if "hierarchical" in across else (0,), channels)
         ]
+    ways = ("off", "shards") if has_nodes else ("off",)
     narrow = [
-        _ours({"kept_units": keep, "channels": count, **_knob_of(name)})
-        for name, keep, count in product(options.allow, (0, layers), channels)
+        _ours({"kept_units": keep, "channels": count, **_way(way), **_knob_of(name)})
+        for name, keep, count, way in product(options.allow, (0, layers), channels, ways)
     ]
     return exact, narrow
+
+
+def _way(hierarchical: str) -> dict[str, str]:
+    return {} if hierarchical == "off" else {"hierarchical": hierarchical}
 
 
 def _knob_of(allowed: str) -> dict[str, str]:
@@ -119,7 +129,9 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     workload = _workload(model, options)
     with testbed_of(network, options) as testbed:
         jobs = Jobs(name, workload, folder, testbed)
-        tunings = {} if options.overhead or options.by_hand else {TUNED: jobs.tune()}
+        tunings = {}
+        if not (options.overhead or options.by_hand or options.only_allowed):
+            tunings[TUNED] = jobs.tune()
         if options.allow and not options.by_hand:
             tunings[ALLOWED] = jobs.tune(",".join(options.allow))
         stage = _stage(model, tunings, options)
@@ -157,7 +169,9 @@ def _stage(
         exact, narrow = swept(MODELS[model].LAYERS, options)
         tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
         arms += [*exact, *narrow, *tuned]
-        groups += [[arm["name"] for arm in each] for each in (tuned[:1], tuned[1:], exact, narrow)]
+        groups += [
+            [arm["name"] for arm in each] for each in (*([arm] for arm in tuned), exact, narrow)
+        ]
     again: dict[str, Any] = {
         "rounds": options.rounds,
         "steps": 2,

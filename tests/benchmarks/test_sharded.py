@@ -41,6 +41,28 @@ def test_ways_across_nodes_are_swept_where_one_copy_is_spread_over_nodes_of_seve
     assert ways == ({"hierarchical", "node_copy"} if has_ways else set())
 
 
+def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["--gpus", "0", "1", "2", "3", "--hosts", "2", "--allow", "quantized"]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
+    _, narrow = sharded.swept(12, sharded.arguments())
+    names = [arm["name"] for arm in narrow]
+    assert len(set(names)) == len(names) == 16
+    ways = [arm["configuration"].get("hierarchical", "off") for arm in narrow]
+    assert ways == ["off", "shards"] * 8
+
+
+@pytest.mark.parametrize("given", [[], ["--allow", "quantized", "--by-hand"]])
+def test_a_tuning_of_nothing_but_what_is_allowed_needs_both(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharded.py", "--only-allowed", *given])
+    with pytest.raises(SystemExit):
+        sharded.arguments()
+    assert "--only-allowed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [[], ["--gpus", "0", "0", "--memory-tunings", "2"]])
 def test_only_a_comparison_on_gpus_is_profiled(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
