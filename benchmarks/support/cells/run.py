@@ -161,11 +161,17 @@ class Parts:
         return found["sweep"], found["run_off"]
 
     def measure(
-        self, name: str, arms: Sequence[Arm], rounds: int, steps: int, **more: Any
+        self,
+        name: str,
+        arms: Sequence[Arm],
+        rounds: int,
+        steps: int,
+        variables: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> dict[str, Any]:
         """Those arms in turns: ``rounds`` blocks of each; see jobs/measure.py."""
         specification = {"arms": arms, "rounds": rounds, "steps": steps, "warmup_steps": 1, **more}
-        return self._run("measure", name, specification)
+        return self._run("measure", name, specification, variables)
 
     def _run(
         self,
