@@ -16,7 +16,7 @@ SLOW := tests/docs tests/integrations tests/deploy tests/simulator tests/autotun
 	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \
 	$(addprefix tests/e2e/,launching/test_bagua_worker.py launching/test_launching.py) \
 	$(addprefix tests/e2e/test_,complexity.py results.py) \
-	$(addprefix tests/benchmarks/test_,noise.py reducer.py) \
+	$(addprefix tests/benchmarks/test_,noise.py reducer.py visits.py) \
 	$(addprefix tests/benchmarks/,gain jobs workloads) tests/dashboards
 # All else (faults, hosts, browsers) mostly waits, and what it starts wants a core: two at a time.
 # In this order, so that the longest are not begun last.

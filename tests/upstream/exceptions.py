@@ -38,7 +38,12 @@ _KNOWN_ANYWHERE: tuple[Known, ...] = (
 _STATISTICS = "Reads torch's statistics of steps, which a new reducer begins anew."
 KNOWN = (Known("recut", "test_ddp_logging_data_cpu", _STATISTICS, _ALL), *_KNOWN_ANYWHERE)
 _VOTE = "Counts a step's collectives and waits, and ranks vote on a change, with an all-gather."
+_MEETS = (
+    "Torch's constructor fails on one rank, and the other goes on with NCCL; it then waits for the "
+    "first where ranks meet to make groups, which this mode has them do at once."
+)
 KNOWN_ON_GPUS = (
+    Known("recut", "test_ddp_model_diff_shape_across_ranks", _MEETS, (2,)),
     Known("recut", "test_ddp_logging_data_gpu", _STATISTICS, (2,)),
     Known("recut", "test_ddp_profiling_torch_profiler", _VOTE, (2,)),
     Known("recut", "test_ddp_profiling_execution_trace", _VOTE, (2,)),
