@@ -41,8 +41,8 @@ from benchmarks.support.cells.arms import (
 )
 from benchmarks.support.cells.cell import DEFAULT_COMPUTE_SECONDS, MODELS, Cell, grid
 from benchmarks.support.cells.conditions import conditions
+from benchmarks.support.cells.results.spread import ratio, spread
 from benchmarks.support.cells.run import CellError, Parts
-from benchmarks.support.cells.spread import ratio, spread
 from benchmarks.support.harness import print_table, write_json
 from benchmarks.testbed import Network, Testbed
 

@@ -26,9 +26,9 @@ from benchmarks.support.cells.cell import (
     Cell,
     grid,
 )
-from benchmarks.support.cells.figures import Figures, figures_of
-from benchmarks.support.cells.goals import goals, judged
-from benchmarks.support.cells.report import headline, show
+from benchmarks.support.cells.results.figures import Figures, figures_of
+from benchmarks.support.cells.results.goals import goals, judged
+from benchmarks.support.cells.results.report import headline, show
 from benchmarks.support.cells.run import CellError, run_cell
 from benchmarks.support.harness import write_json
 

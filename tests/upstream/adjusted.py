@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from tests.upstream.in_a_rank import is_native
+from tests.upstream.runner.in_a_rank import is_native
 
 LEFT_OUT_ON_GPUS = {
     "test_ddp_has_finalized": "ends by a timeout that NCCL's watchdog answers by killing the rank",

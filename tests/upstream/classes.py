@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.upstream.subject import STOCK
+from tests.upstream.runner.subject import STOCK
 
 OURS = "ours"
 RECUT = "recut"

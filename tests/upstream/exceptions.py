@@ -5,7 +5,7 @@ The run fails if a test fails that is not named here, and if one that is named h
 
 from __future__ import annotations
 
-from tests.upstream.subject import Known
+from tests.upstream.runner.subject import Known
 
 _ALL = (2, 3, 4)
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from tests.upstream import suite
 from tests.upstream.adjusted import adjusted
 from tests.upstream.classes import class_of, counts_of, standing_in
-from tests.upstream.cuda_as_cpu import cuda_as_cpu
-from tests.upstream.in_a_rank import is_native, keep_quiet, undone
-from tests.upstream.subject import Done
+from tests.upstream.runner.cuda_as_cpu import cuda_as_cpu
+from tests.upstream.runner.in_a_rank import is_native, keep_quiet, undone
+from tests.upstream.runner.subject import Done
 
 
 def run_test(name: str, mode: str) -> Done:

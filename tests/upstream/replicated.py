@@ -9,8 +9,8 @@ from tests.upstream.adjusted import LEFT_OUT, LEFT_OUT_ON_GPUS
 from tests.upstream.classes import OURS, RECUT
 from tests.upstream.exceptions import KNOWN, KNOWN_ON_GPUS
 from tests.upstream.one_test import prepare, run_test
+from tests.upstream.runner.subject import Subject
 from tests.upstream.selection import names_of_gpu_tests, names_of_tests
-from tests.upstream.subject import Subject
 
 
 def _environment(folder: Path) -> dict[str, str]:

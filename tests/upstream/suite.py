@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
 from tests.upstream.adjusted import adjusted_helpers, with_smaller_numbers
-from tests.upstream.in_a_rank import is_native
+from tests.upstream.runner.in_a_rank import is_native
 from tests.upstream.selection import SUITE
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ The run fails if a test fails that is not named here, and if one that is named h
 from __future__ import annotations
 
 from bagua_client.torch_private.merged_units import why_not
-from tests.upstream.subject import Known
+from tests.upstream.runner.subject import Known
 
 FILES_LEFT_OUT = {
     "compile": "code that Triton makes for GPUs, and graphs of whole models, which torch dropped",

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.upstream.cuda_as_cpu import cuda_as_cpu
-from tests.upstream.in_a_rank import is_native, keep_quiet, undone
-from tests.upstream.subject import STOCK, Done
+from tests.upstream.runner.cuda_as_cpu import cuda_as_cpu
+from tests.upstream.runner.in_a_rank import is_native, keep_quiet, undone
+from tests.upstream.runner.subject import STOCK, Done
 from tests.upstream_fsdp import suite
 
 

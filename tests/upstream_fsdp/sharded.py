@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.upstream.subject import Subject
+from tests.upstream.runner.subject import Subject
 from tests.upstream_fsdp.exceptions import KNOWN, LEFT_OUT
 from tests.upstream_fsdp.one_test import prepare, run_test
 from tests.upstream_fsdp.suite import names_of_gpu_tests, names_of_tests

@@ -1,8 +1,7 @@
 """Cells of the gain bench: one model on one network, tuned live and measured against the rest.
 
-``cell`` says what a cell is, ``arms`` what is measured in it, ``selection`` what of it twice;
-``run`` runs one, ``figures`` are what it showed, ``goals`` whether that is enough; ``report``
-prints its ``tables``.
+``cell`` says what a cell is, ``arms`` what is measured in it, ``run`` runs one; ``results`` is what
+it showed. ``sharded_jobs`` runs those of sharded models.
 
 A cell's JSON file holds::
 

@@ -17,7 +17,7 @@ from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
 from . import memory
-from .spread import ratio, spread
+from .results.spread import ratio, spread
 from .stored import export_job, tail
 
 JOBS = Path(__file__).parents[1] / "jobs"

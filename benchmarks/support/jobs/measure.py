@@ -53,8 +53,8 @@ from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from benchmarks.support.cells.arms import Effort
 from benchmarks.support.cells.cell import Cell
 from benchmarks.support.cells.occupancy import of_trace
-from benchmarks.support.cells.selection import run_off_arms
-from benchmarks.support.cells.spread import spread
+from benchmarks.support.cells.results.selection import run_off_arms
+from benchmarks.support.cells.results.spread import spread
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
 from benchmarks.support.jobs.traced import traced
 from benchmarks.support.recut import hooked, recut

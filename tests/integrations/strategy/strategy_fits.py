@@ -31,7 +31,7 @@ from tests.integrations.trainings.lightning_modules import (
     WithTwoSchedulers,
     of,
 )
-from tests.upstream import sync_batch_norm
+from tests.upstream.runner import sync_batch_norm
 
 STEPS = 20
 TOLERANCE = 1e-6

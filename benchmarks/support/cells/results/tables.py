@@ -8,7 +8,7 @@ from typing import Any
 
 from bagua_client import Configuration
 
-from .arms import BAGUA_DEFAULT, COMPUTE, MIB, STOCK_DEFAULT, TUNED
+from ..arms import BAGUA_DEFAULT, COMPUTE, MIB, STOCK_DEFAULT, TUNED
 from .beside import Beside
 from .figures import Figures, SpeedUp
 from .goal import mean_speedup, with_interval

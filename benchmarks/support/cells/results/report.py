@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.support.harness import print_table
 
-from .arms import TUNED
+from ..arms import TUNED
 from .figures import Figures
 from .goals import Goal, judged
 from .tables import Table, beside, choices, means, speedups, step_times, stock_sizes, tunings

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.upstream.report import Report, unknown_names
-from tests.upstream.results import FAILED, PASSED, Record, Result
-from tests.upstream.running import run_tests
-from tests.upstream.subject import STOCK, Subject
+from tests.upstream.runner.report import Report, unknown_names
+from tests.upstream.runner.results import FAILED, PASSED, Record, Result
+from tests.upstream.runner.running import run_tests
+from tests.upstream.runner.subject import STOCK, Subject
 
 
 def main(subject: Subject, native: Subject, arguments: Sequence[str] | None = None) -> int:

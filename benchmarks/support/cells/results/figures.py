@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.support.harness import Comparison
 
-from .arms import BAGUA_DEFAULT, COMPUTE, STOCK_DEFAULT, TUNED, is_swept
+from ..arms import BAGUA_DEFAULT, COMPUTE, STOCK_DEFAULT, TUNED, is_swept
+from ..cell import Cell
 from .beside import Beside, beside_of
-from .cell import Cell
 from .selection import (
     best_flat,
     best_hierarchical,

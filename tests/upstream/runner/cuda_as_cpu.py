@@ -20,7 +20,7 @@ import torch.distributed.device_mesh as device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from tests.upstream import sync_batch_norm
+from tests.upstream.runner import sync_batch_norm
 
 _CPU = torch.device("cpu")
 _TAKES_DEVICE_FIRST = (torch.Tensor.to, torch._C._nn._parse_to)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.ranks import Outcome, RankFailure, RankPool
-from tests.upstream.results import FAILED, PASSED, SKIPPED, Result, one_line
-from tests.upstream.subject import Subject
+from tests.upstream.runner.results import FAILED, PASSED, SKIPPED, Result, one_line
+from tests.upstream.runner.subject import Subject
 
 # By the process that ranks are forked from: what takes long to import.
 _IMPORTED_ONCE = [

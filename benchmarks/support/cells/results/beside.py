@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.support.harness import Comparison
 
-from .arms import COMPRESSED, STOCK_DEFAULT, TUNED_ALLOWED
+from ..arms import COMPRESSED, STOCK_DEFAULT, TUNED_ALLOWED
 from .spread import Spread, ratio, spread
 
 

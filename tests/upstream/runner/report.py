@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from tests.upstream.results import FAILED, PASSED, Result
-from tests.upstream.subject import STOCK, Subject
+from tests.upstream.runner.results import FAILED, PASSED, Result
+from tests.upstream.runner.subject import STOCK, Subject
 
 
 class Report:

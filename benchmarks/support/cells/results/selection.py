@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bagua_client import Configuration
 
-from .arms import (
+from ..arms import (
     BAGUA_DEFAULT,
     COMPRESSED,
     COMPUTE,
@@ -19,7 +19,7 @@ from .arms import (
     Effort,
     is_swept,
 )
-from .cell import Cell
+from ..cell import Cell
 from .spread import Spread
 
 STOCK_DEFAULT_BYTES = 25 * MIB
