@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep import retention
-from bagua_autotune.store.upkeep.retention import DAY_SECONDS
+from bagua_autotune.store.maintenance import retention
+from bagua_autotune.store.maintenance.retention import DAY_SECONDS
 from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (
         r"(pg_dump|dropdb|createdb|pg_restore) .*",
-        Files("tests/autotune/store/upkeep/test_backups.py"),
+        Files("tests/autotune/store/maintenance/test_backups.py"),
         "the test that is named runs them on a PostgreSQL of its own",
     ),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),

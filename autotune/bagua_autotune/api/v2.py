@@ -19,8 +19,8 @@ from bagua_autotune.model.job import RUNS, Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
-from bagua_autotune.store.upkeep import retention
-from bagua_autotune.store.upkeep.retention import delete_training
+from bagua_autotune.store.maintenance import retention
+from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_autotune.tuning.reported import OF_RUNS, OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews

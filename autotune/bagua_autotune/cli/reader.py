@@ -18,7 +18,7 @@ from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url
 from bagua_autotune.store.errors import JobLives, NoDatabase, StoreError, UnknownJob
-from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.maintenance import retention
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_JOBS = "No jobs yet: start a training with BAGUA_AUTOTUNE=1"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from bagua_autotune import __version__, views
 from bagua_autotune.model.characters import clean
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.upkeep.retention import Deleted, Pruned
+from bagua_autotune.store.maintenance.retention import Deleted, Pruned
 
 Message = TypeVar("Message", bound=BaseModel)
 JSON = {"Content-Type": "application/json"}

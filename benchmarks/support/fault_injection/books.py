@@ -9,8 +9,8 @@ from sqlalchemy import select
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import TrialRow
+from bagua_autotune.store.maintenance.checkup import examine
 from bagua_autotune.store.observations import MOST_LATE_STEPS
-from bagua_autotune.store.upkeep.checkup import examine
 
 from .proxy import Report
 

@@ -10,7 +10,7 @@ from bagua_autotune.bagua.family import Family
 from bagua_autotune.bagua.storage import Known, NotRegistered, Storage
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.maintenance import retention
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 

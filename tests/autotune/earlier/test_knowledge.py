@@ -17,7 +17,7 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator

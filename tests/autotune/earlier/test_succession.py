@@ -8,7 +8,7 @@ import pytest
 
 from bagua_autotune.model.job import LEASE_SECONDS, Event
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep.retention import prune
+from bagua_autotune.store.maintenance.retention import prune
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Life, Overviews
 from tests.autotune.earlier.test_restart import RESIZED, make_tensors

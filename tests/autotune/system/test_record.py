@@ -11,7 +11,7 @@ from bagua_autotune.model.job import Event, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep.retention import delete_training
+from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_autotune.system.price import describe_price, pays_after_seconds
 from bagua_autotune.system.record import Diverged, Record
 from bagua_autotune.system.report import job_result

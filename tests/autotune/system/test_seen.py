@@ -18,7 +18,7 @@ from bagua_autotune.app import create_app
 from bagua_autotune.model.job import RUNS, Event, JobPhase
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep.retention import thin
+from bagua_autotune.store.maintenance.retention import thin
 from bagua_autotune.system.price import describe_price
 from bagua_autotune.system.report import job_result
 from bagua_autotune.system.running.job import Interrupted

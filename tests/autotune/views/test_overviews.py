@@ -17,7 +17,7 @@ from bagua_autotune.search import Problem
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.upkeep import retention
+from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS

@@ -8,7 +8,7 @@ import click
 
 from bagua_autotune.cli.output import print_table, say_beside
 from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
-from bagua_autotune.store.upkeep.retention import DeletedJob
+from bagua_autotune.store.maintenance.retention import DeletedJob
 
 COLUMNS = ("job", "name", "state", "last contact")
 

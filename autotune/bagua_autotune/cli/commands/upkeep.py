@@ -11,7 +11,7 @@ from bagua_autotune.cli.output import say
 from bagua_autotune.cli.reader import database_url, open_store
 from bagua_autotune.model.text import describe_count
 from bagua_autotune.store.errors import StoreError
-from bagua_autotune.store.upkeep import backups, checkup
+from bagua_autotune.store.maintenance import backups, checkup
 
 
 @click.command()

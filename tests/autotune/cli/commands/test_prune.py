@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep.retention import DAY_SECONDS
+from bagua_autotune.store.maintenance.retention import DAY_SECONDS
 from tests.autotune.cli.conftest import TOKEN
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import make_spec, stored_jobs

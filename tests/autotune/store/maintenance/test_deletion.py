@@ -19,8 +19,8 @@ from bagua_autotune.store.engine.tables import (
 )
 from bagua_autotune.store.errors import JobLives, UnknownJob
 from bagua_autotune.store.lives import Place
-from bagua_autotune.store.upkeep import retention
-from bagua_autotune.store.upkeep.retention import delete_training
+from bagua_autotune.store.maintenance import retention
+from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import make_spec, stored_jobs

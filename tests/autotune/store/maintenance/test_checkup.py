@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.upkeep import checkup
+from bagua_autotune.store.maintenance import checkup
 
 
 def test_a_database_that_is_well_has_no_faults(store: Store, job: str) -> None:

@@ -13,9 +13,9 @@ from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.maintenance import retention
+from bagua_autotune.store.maintenance.retention import DAY_SECONDS
 from bagua_autotune.store.observations import MOST_LATE_STEPS
-from bagua_autotune.store.upkeep import retention
-from bagua_autotune.store.upkeep.retention import DAY_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import Upkeep
 from bagua_autotune.views import Overviews
