@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation
 
+HIGH_PRIORITY = -1
+
 Arrival = torch.futures.Future[torch.Tensor]
 """Future of a bucket's flat tensor; completed when the tensor may be read."""
 
@@ -203,11 +205,16 @@ class StreamPipeline:
     """The pipeline for one CUDA device: it issues each chain as a whole on a side stream, which
     waits for each operation.
 
-    Side streams are used in turn, so that the first operation of a bucket does not wait for the
-    last operation of the bucket before it.
+    Side streams are used in turn, as many as a chain by node has operations: then the first
+    operation of a bucket does not wait for the last operation of the bucket before it.
+
+    Torch has 32 streams of each priority and hands them out in turn, those of normal priority also
+    to NCCL's process groups. A side stream that is a group's stream as well has channels wait for
+    one another, and a mark among the computation's streams delays that. So all of these have high
+    priority, and those of eight channels, with one each that waits, are no more than there are.
     """
 
-    STREAMS = 4
+    STREAMS = 3
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -267,9 +274,9 @@ class StreamPipeline:
             return arrived(flat)
 
     def _waiting(self) -> torch.cuda.Stream:
-        """A high-priority stream: marks in a stream of normal priority delayed the computation."""
+        """A stream for what only waits."""
         if self._waiting_stream is None:
-            self._waiting_stream = _stream(self._device, priority=-1)
+            self._waiting_stream = _stream(self._device)
         self._waiting_stream.wait_stream(torch.cuda.current_stream(self._device))
         return self._waiting_stream
 
@@ -283,5 +290,5 @@ class StreamPipeline:
         self._streams.clear()
 
 
-def _stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, HIGH_PRIORITY)  # type: ignore[no-untyped-call]

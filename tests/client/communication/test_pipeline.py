@@ -1,16 +1,19 @@
-"""The threads that run chains of operations on the CPU."""
+"""The threads that run chains of operations on the CPU, and the streams that do on a GPU."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.communication.pipeline import ThreadPipeline
+from bagua_client.communication import pipeline as module
+from bagua_client.communication.pipeline import StreamPipeline, ThreadPipeline
 
 
 class Work:
@@ -127,3 +130,23 @@ def test_the_end_of_a_chain_is_told_once_when_its_last_operation_is_done(length:
     completion.wait()
     assert ends == [length]
     pipeline.close()
+
+
+def test_streams_of_eight_channels_are_no_process_groups_and_no_other_channels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is two things has these wait for each other."""
+    taken: Counter[int] = Counter()
+
+    def of_the_pool(device: torch.device, priority: int) -> tuple[int, int]:
+        # As torch does: 32 of each priority, in turn.
+        taken[priority] += 1
+        return priority, taken[priority] % 32
+
+    monkeypatch.setattr(module.torch.cuda, "Stream", of_the_pool)
+    channels = [StreamPipeline(torch.device("cuda", 0)) for _ in range(8)]
+    # One more for each, which waits for what has one operation, and for all parts of a bucket.
+    used: list[Any] = [module._stream(torch.device("cuda", 0)) for _ in channels]
+    used += [each._next_stream() for each in channels for _ in range(StreamPipeline.STREAMS)]
+    assert len(set(used)) == len(used)
+    assert {priority for priority, _ in used} == {module.HIGH_PRIORITY}
