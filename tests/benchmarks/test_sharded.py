@@ -53,33 +53,26 @@ def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
     assert ways == ["off", "shards"] * 8
 
 
-@pytest.mark.parametrize("given", [[], ["--allow", "quantized", "--by-hand"]])
-def test_a_tuning_of_nothing_but_what_is_allowed_needs_both(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--only-allowed"], "--only-allowed is for tunings, and needs --allow"),
+        (["--only-allowed", "--allow", "quantized", "--by-hand"], "--only-allowed is for tunings"),
+        (["--profile"], "--profile needs --gpus"),
+        (["--profile", "--gpus", "0", "0", "--memory-tunings", "2"], "--profile needs --gpus"),
+        (["--copies", "2"], "at least two"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    given: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sharded.py", "--only-allowed", *given])
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
     with pytest.raises(SystemExit):
         sharded.arguments()
-    assert "--only-allowed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", [[], ["--gpus", "0", "0", "--memory-tunings", "2"]])
-def test_only_a_comparison_on_gpus_is_profiled(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sharded.py", "--profile", *given])
-    with pytest.raises(SystemExit):
-        sharded.arguments()
-    assert "--profile needs --gpus" in capsys.readouterr().err
-
-
-def test_a_copy_of_one_rank_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sharded.py", "--copies", "2"])
-    with pytest.raises(SystemExit):
-        sharded.arguments()
-    assert "at least two" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None:
