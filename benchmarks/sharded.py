@@ -98,16 +98,12 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
             for across in ({"hierarchical": "shards"}, {"node_copy": "on"})
             for keep, count in product((0, layers) if "hierarchical" in across else (0,), channels)
         ]
-    ways = ("off", "shards") if has_nodes else ("off",)
+    ways: list[dict[str, str]] = [{}, {"hierarchical": "shards"}] if has_nodes else [{}]
     narrow = [
-        _ours({"kept_units": keep, "channels": count, **_way(way), **_knob_of(name)})
+        _ours({"kept_units": keep, "channels": count, **way, **_knob_of(name)})
         for name, keep, count, way in product(options.allow, (0, layers), channels, ways)
     ]
     return exact, narrow
-
-
-def _way(hierarchical: str) -> dict[str, str]:
-    return {} if hierarchical == "off" else {"hierarchical": hierarchical}
 
 
 def _knob_of(allowed: str) -> dict[str, str]:

@@ -29,7 +29,12 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 
 from bagua_client import Configuration
 from benchmarks.support.cells.arms import FULL, MIB, Arm, ours
-from benchmarks.support.cells.cell import MODELS, Cell
+from benchmarks.support.cells.cell import (
+    DEFAULT_COMPUTE_SECONDS,
+    DEFAULT_GRADIENT_BYTES,
+    MODELS,
+    Cell,
+)
 from benchmarks.support.cells.conditions import conditions
 from benchmarks.support.cells.run import Parts
 from benchmarks.support.harness import print_table, write_json
@@ -110,8 +115,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="of each kind")
     parser.add_argument("--visits", type=int, default=5, help="to each setting in each job")
     parser.add_argument("--steps", type=int, default=10, help="measured in each visit")
-    parser.add_argument("--gradient-megabytes", type=float, default=20.0, help="on the CPU")
-    parser.add_argument("--compute-seconds", type=float, default=0.3, help="of a step on the CPU")
+    parser.add_argument("--gradient-megabytes", type=float, default=DEFAULT_GRADIENT_BYTES / 1e6,
+                        help="on the CPU")  # fmt: skip
+    parser.add_argument("--compute-seconds", type=float, default=DEFAULT_COMPUTE_SECONDS,
+                        help="of a step on the CPU")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("build/visits"), metavar="FOLDER")
     options = parser.parse_args(argv)
     for name, least in (("jobs", 1), ("visits", 1), ("steps", 2)):
@@ -137,9 +144,10 @@ def variables(text: str) -> dict[str, str]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """What was measured: by kind of job and by setting, the visits of each job."""
+    network = Network.parse(options.network)
     cell = Cell(
         options.model,
-        str(Network.parse(options.network)),
+        str(network),
         options.nodes,
         options.ranks_per_node,
         round(1e6 * options.gradient_megabytes),
@@ -151,7 +159,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, list[list[Visit]]]] = {}
     gpus = options.device == "cuda"
-    network = Network.parse(options.network)
     with Testbed(network, options.nodes, options.ranks_per_node, gpus=gpus) as testbed:
         if testbed.fallback:
             print(f"over loopback: {testbed.fallback}", flush=True)

@@ -95,7 +95,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (
         r"bagua-autotune restore .*",
-        Files("tests/autotune/cli/commands/test_upkeep.py"),
+        Files("tests/autotune/cli/commands/test_maintenance.py"),
         "replaces jobs",
     ),
     (

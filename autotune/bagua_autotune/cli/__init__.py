@@ -26,9 +26,9 @@ COMMANDS = {
     "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
 MODULES = {
-    "backup": "upkeep",
-    "restore": "upkeep",
-    "doctor": "upkeep",
+    "backup": "maintenance",
+    "restore": "maintenance",
+    "doctor": "maintenance",
 }  # the others are named after the command
 
 

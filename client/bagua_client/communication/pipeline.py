@@ -208,10 +208,10 @@ class StreamPipeline:
     Side streams are used in turn, as many as a chain by node has operations: then the first
     operation of a bucket does not wait for the last operation of the bucket before it.
 
-    Torch has 32 streams of each priority and hands them out in turn, those of normal priority also
-    to NCCL's process groups. A side stream that is a group's stream as well has channels wait for
-    one another, and a mark among the computation's streams delays that. So all of these have high
-    priority, and those of eight channels, with one each that waits, are no more than there are.
+    Torch has 32 streams of each priority and hands them out in turn. NCCL's process groups get
+    those of normal priority, and a channel whose side stream is another channel's group's would
+    wait for that one; marks in a stream of normal priority also delayed the computation. So all of
+    these have high priority, and eight channels, each with one more that waits, take 32.
     """
 
     STREAMS = 3

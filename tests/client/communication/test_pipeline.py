@@ -135,7 +135,7 @@ def test_the_end_of_a_chain_is_told_once_when_its_last_operation_is_done(length:
 def test_streams_of_eight_channels_are_no_process_groups_and_no_other_channels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that is two things has these wait for each other."""
+    """Else the two that share a stream wait for each other."""
     taken: Counter[int] = Counter()
 
     def of_the_pool(device: torch.device, priority: int) -> tuple[int, int]:

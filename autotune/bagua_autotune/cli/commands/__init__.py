@@ -1,2 +1,2 @@
 """The commands of ``bagua-autotune``, each in the module of its name but ``backup``, ``restore``
-and ``doctor``, which are in ``upkeep``."""
+and ``doctor``, which are in ``maintenance``."""
