@@ -185,10 +185,15 @@ def told_searcher(
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """Return what is not tried again: what failed, and what does not fit in memory. The default
-    stays: it is what a job falls back to.
+    """Return what is not tried again: what failed, what harms the training as something else did,
+    and what does not fit in memory. The default stays: it is what a job falls back to.
     """
-    failed = {trial.configuration for trial in trials if trial.state == "failed"}
+    harmful = _harmful_values(job, trials)
+    failed = {
+        trial.configuration
+        for trial in trials
+        if trial.state == "failed" or not harmful.isdisjoint(trial.configuration.items())
+    }
     return (failed | set(too_large(trials))) - {job.baseline}
 
 
@@ -237,11 +242,14 @@ def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
 def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
     """What several configurations failed with and none was measured with; and what the training
     suffered from, whatever else was in force."""
-    failures = [trial for trial in trials if trial.state == "failed"]
-    failed = Counter(item for c in {t.configuration for t in failures} for item in c.items())
+    failures = {trial.configuration for trial in trials if trial.state == "failed"}
+    failed = Counter(item for configuration in failures for item in configuration.items())
     measured = {item for t in trials if t.estimate for item in t.configuration.items()}
     hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
-    harmful = [t.configuration for t in failures if failure_code(t.failure or "") == DIVERGED_CODE]
-    return hopeless | {
-        (knob, c[knob]) for c in harmful for knob in numbers_changed(c, job.baseline)
-    }
+    return hopeless | _harmful_values(job, trials)
+
+
+def _harmful_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
+    """What changed the numbers where the training suffered."""
+    harmful = [t.configuration for t in trials if failure_code(t.failure or "") == DIVERGED_CODE]
+    return set().union(*(numbers_changed(c, job.baseline) for c in harmful))

@@ -24,7 +24,7 @@ from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.model.knobs import numbers_changed
+from bagua_autotune.model.knobs import Configuration, numbers_changed
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
@@ -94,6 +94,20 @@ def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction |
     """Return the correction that the first trial of a round learns from the complexity."""
     # Steps that come after the trial was closed must not change what was learned.
     return correction.learn(_told(first, steps[: correction.LEARNING_STEPS]))
+
+
+def _is_judged(round_: Round, configuration: Configuration) -> bool:
+    """Whether a configuration cannot harm the training, or what it changes of the numbers was
+    measured in a trial before, and did no harm. The first trial of such a change is long enough to
+    be judged, as nothing is known of what precedes or follows it before its end."""
+    baseline = round_.job.baseline
+    changed = numbers_changed(configuration, baseline)
+    if not changed:
+        return True
+    if algorithm_of(configuration).when == "apart":
+        return False  # ranks that do not wait for each other learn late what follows
+    known = (trial.configuration for trial in round_.trials[:-1] if trial.estimate)
+    return any(numbers_changed(other, baseline) == changed for other in known)
 
 
 class NextStep:
@@ -228,8 +242,7 @@ class NextStep:
         following = decision.configuration
         if following == running.configuration:
             return None
-        # What may harm the training has to be judged before anything follows it, or it anything.
-        if any(numbers_changed(c, job.baseline) for c in (following, running.configuration)):
+        if not all(_is_judged(round_, c) for c in (following, running.configuration)):
             return None
         return Trial(round_.next_index, decision.purpose, following, round=round_.number)
 

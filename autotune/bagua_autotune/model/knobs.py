@@ -229,10 +229,13 @@ class Configuration(Mapping[str, Value]):
         )
 
 
-def numbers_changed(configuration: Configuration, baseline: Configuration) -> list[str]:
-    """The knobs by which a configuration changes the numbers that the default computes."""
-    lossy = (knob for knob in configuration if knob not in LOSSLESS_KNOBS)
-    return [knob for knob in lossy if configuration[knob] != baseline.get(knob)]
+def numbers_changed(
+    configuration: Configuration, baseline: Configuration
+) -> frozenset[tuple[str, Value]]:
+    """The knobs, with their values, by which a configuration changes the numbers that the default
+    computes."""
+    lossy = (item for item in configuration.items() if item[0] not in LOSSLESS_KNOBS)
+    return frozenset((knob, value) for knob, value in lossy if value != baseline.get(knob))
 
 
 def check_configuration(configuration: Mapping[str, Value], space: Space) -> None:

@@ -18,8 +18,16 @@ from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import RUNS, Event, Job, Trial
+from bagua_autotune.model.knobs import numbers_changed
 from bagua_autotune.model.memory import Memory
-from bagua_autotune.model.reasons import GIVING_UP, HARM, INFEASIBLE_CODE, NO_REASON
+from bagua_autotune.model.reasons import (
+    DIVERGED_CODE,
+    GIVING_UP,
+    HARM,
+    INFEASIBLE_CODE,
+    NO_REASON,
+    failure_code,
+)
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store, claims
 from bagua_autotune.store.errors import UnknownJob
@@ -100,13 +108,24 @@ class Decisions:
         return self._background.is_busy(job_id)
 
     def give_up(self, job_id: str, failed: Failed) -> bool:
-        """Close this trial, and decide what follows; False if it is not the open one."""
+        """Close this trial, and decide what follows; False if it was closed before."""
         step = Step(self._clock(), failed.trial, None, failed.failure)
         step = replace(step, is_infeasible=failed.is_infeasible, memory=failed.memory)
         closed = self._store.advance(job_id, step)
         if closed:
+            self._give_up_alike(job_id, failed)
             self.start(job_id)
         return closed
+
+    def _give_up_alike(self, job_id: str, failed: Failed) -> None:
+        """Close the trial that was to follow the failed one if it would do the same harm."""
+        if failure_code(failed.failure) != DIVERGED_CODE:
+            return
+        baseline, trials = self._store.job(job_id).baseline, self._store.trials(job_id)
+        following, harmful = trials[-1], trials[failed.trial].configuration
+        harm = numbers_changed(harmful, baseline)
+        if following.is_open and harm & numbers_changed(following.configuration, baseline):
+            self._store.advance(job_id, Step(self._clock(), following.index, None, failed.failure))
 
     def _decide(self, job_id: str, of: Measured | Ahead | None) -> None:
         try:

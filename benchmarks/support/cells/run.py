@@ -17,7 +17,7 @@ from benchmarks.testbed import Network, Testbed
 from .arms import TUNED, TUNED_ALLOWED, Arm, Effort, ours, sweep_arms
 from .cell import DEFAULT_COMPUTE_SECONDS, DEFAULT_GRADIENT_BYTES, Cell
 from .conditions import conditions
-from .stored import export_job, tail
+from .stored import tail, with_stored
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 JOB_TIMEOUT_SECONDS = 1800.0
@@ -142,8 +142,7 @@ class Parts:
         }
         name = "tune allowed" if allow else "tune"
         tuning = self._run("tune", name, limits, variables)
-        stored = export_job(database, self._cell.name, folder)
-        return {**tuning, "stored": stored}
+        return with_stored(tuning, database, self._cell.name, folder)
 
     def sweep_and_run_off(self, arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]]:
         """All arms in turns, then those that the results rest on, in one job."""

@@ -18,7 +18,7 @@ from benchmarks.testbed import Network, Testbed
 
 from . import memory
 from .results.spread import ratio, spread
-from .stored import export_job, tail
+from .stored import tail, with_stored
 
 JOBS = Path(__file__).parents[1] / "jobs"
 MOST_TUNING_STEPS = 300
@@ -88,7 +88,7 @@ class Jobs:
             "tells_loss": bool(allow),
         }
         found = self.run("tune", f"tune-{allow or 'exact'}", limits, variables)
-        return {**found, "stored": export_job(folder / "autotune.db", self._name, folder)}
+        return with_stored(found, folder / "autotune.db", self._name, folder)
 
     def run(
         self,
@@ -139,7 +139,7 @@ def show_in_turns(measured: Mapping[str, Any], stock: str) -> None:
 
 
 def show_tuning(name: str, tuning: Mapping[str, Any]) -> None:
-    """Print where a live tuning ended, and what it took."""
+    """Print where a live tuning ended, or what was best until then, and what it took."""
     ended = "" if tuning["ended"] else "not ended after "
     took = f"{ended}{tuning['tuning_steps']} steps, {tuning['tuning_seconds']:.0f} s"
     trials = len(tuning["stored"]["trials"])

@@ -26,10 +26,22 @@ def export_job(database: Path, job: str, folder: Path) -> dict[str, Any]:
     return digest(json.loads((folder / "job.json").read_text()))
 
 
+def with_stored(
+    tuning: Mapping[str, Any], database: Path, job: str, folder: Path
+) -> dict[str, Any]:
+    """What the job of a tuning wrote, with what the service stored of it; see export_job. A tuning
+    that did not end left its job at some trial: the best configuration until then stands for it.
+    """
+    stored = export_job(database, job, folder)
+    left_at = tuning["configuration"] if tuning["ended"] else stored["best"]
+    return {**tuning, "configuration": left_at, "stored": stored}
+
+
 def digest(document: Mapping[str, Any]) -> dict[str, Any]:
-    """State, result, and the trials of the first tuning."""
+    """State, result, the best configuration by now, and the trials of the first tuning."""
     return {
         "state": document["state"],
+        "best": document["progress"]["incumbent"] or document["default_configuration"],
         "round": document["round"],
         "result": document["result"],
         "trials": [trial for trial in document["trials"] if trial["round"] == 0],

@@ -264,8 +264,8 @@ class Agent:
         self._is_switching = False
         self._observe(self.measurement.begin, self._trial, self._detail.is_on)
         self._put_in_force = found = self._tunable.layout.configuration
-        differs = found.numbers != self._tunable.default.numbers
-        self._observe(self._guard.begin, differs, self._trial is None)
+        changed = found.numbers if found.numbers != self._tunable.default.numbers else None
+        self._observe(self._guard.begin, changed, self._trial is None)
         if self._trial is not None:
             self._service.tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 

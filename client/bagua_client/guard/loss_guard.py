@@ -7,7 +7,7 @@ second is at what was kept, for as long as the training runs; see second_look.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +33,13 @@ class LossGuard:
         self.has_any = False
         self._own: deque[tuple[torch.Tensor, Any]] = deque(maxlen=MOST_UNREAD)
         self._usual: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
-        self._tried: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
+        self._tried = Losses()
+        # Of all trials with the same change: most are too short to be judged alone.
+        self._alike: defaultdict[object, deque[Losses]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED_REPORTS)
+        )
+        self._change: object = None
         self._second_look = SecondLook()
-        self._is_usual = True
         self._is_kept = self._is_paused = False
 
     # One rank's
@@ -76,17 +80,17 @@ class LossGuard:
         """Take no losses: another configuration is about to come into force."""
         self._is_paused = True
 
-    def begin(self, changes_numbers: bool, is_kept: bool = False) -> None:
-        """Begin with another configuration, which is in force now; forgets the losses of the one
-        before.
+    def begin(self, change: object, is_kept: bool = False) -> None:
+        """Begin with another configuration, which is in force now.
 
         Args:
+            change: how it changes the numbers; None: not at all.
             is_kept: it was not put in force as a trial, but stays.
         """
-        self._is_paused, self._is_usual = False, not changes_numbers
-        self._is_kept = changes_numbers and is_kept
+        self._is_paused, self._change = False, change
+        self._is_kept = is_kept and change is not None
         self._own.clear()
-        self._tried.clear()
+        self._tried = Losses()
         if self._is_kept:
             self._second_look.begin()
 
@@ -97,21 +101,32 @@ class LossGuard:
             return ""
         if self._is_kept:
             return self._second_look.judge(losses, steps)
-        if self._is_usual:
+        if self._change is None:
             self._second_look.learn(losses, steps)
-        (self._usual if self._is_usual else self._tried).append(losses)
-        usual, tried = Losses.sum(self._usual), Losses.sum(self._tried)
-        if self._is_usual or usual.steps < FEWEST_LOSSES or usual.lost:
+            self._usual.append(losses)
             return ""
-        if tried.lost:
-            return f"the loss is not finite; it was {usual.mean:.4g} before"
-        if tried.steps < FEWEST_LOSSES:
-            return ""
-        error = math.sqrt(usual.variance / usual.steps + tried.variance / tried.steps)
-        most = usual.mean + MARGIN * abs(usual.mean) + DEVIATIONS * error
-        if tried.mean <= most:
-            return ""
-        return (
-            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and only "
-            f"up to {most:.4g} would be chance"
-        )
+        alike, usual = self._alike[self._change], Losses.sum(self._usual)
+        alike.append(losses)
+        self._tried = Losses.sum((self._tried, losses))
+        harm = _harm(self._tried, usual) or _harm(Losses.sum(alike), usual)
+        if harm:
+            alike.clear()  # Whatever tries it again is judged anew.
+        return harm
+
+
+def _harm(tried: Losses, usual: Losses) -> str:
+    """What is wrong with the losses of trials that change the numbers, if anything is."""
+    if usual.steps < FEWEST_LOSSES or usual.lost:
+        return ""
+    if tried.lost:
+        return f"the loss is not finite; it was {usual.mean:.4g} before"
+    if tried.steps < FEWEST_LOSSES:
+        return ""
+    error = math.sqrt(usual.variance / usual.steps + tried.variance / tried.steps)
+    most = usual.mean + MARGIN * abs(usual.mean) + DEVIATIONS * error
+    if tried.mean <= most:
+        return ""
+    return (
+        f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and only "
+        f"up to {most:.4g} would be chance"
+    )

@@ -82,18 +82,51 @@ def test_the_default_is_measured_before_anything_follows_it() -> None:
     assert len(job.trials) == 1
 
 
-def test_what_changes_the_numbers_is_judged_before_anything_follows_it() -> None:
-    knobs = {
-        "bucket_bytes": {"type": "log_integer", "low": 25 << 20, "high": 25 << 20},
-        "wire_precision": {"type": "categorical", "values": ["as_is", "bf16", "fp16"]},
-    }
-    default = {"bucket_bytes": 25 << 20, "wire_precision": "as_is"}
-    job = Job(knobs=knobs, default_configuration=default)
-    job.ranks = Ranks(noise=0.002, step_seconds=lambda _: 0.2)
+PRECISIONS: dict[str, Any] = {
+    "knobs": {
+        "bucket_bytes": {"type": "log_integer", "low": 1 << 20, "high": 32 << 20},
+        "wire_precision": {"type": "categorical", "values": ["as_is", "bf16"]},
+    },
+    "default_configuration": {"bucket_bytes": 25 << 20, "wire_precision": "as_is"},
+}
+
+
+def narrow_job() -> Job:
+    """A job where bf16 is faster, and has not been measured before."""
+    job = Job(**PRECISIONS)
+    job.ranks = Ranks(
+        noise=0.002, step_seconds=lambda c: 0.1 if c["wire_precision"] == "bf16" else 0.2
+    )
     job.measure_default()
-    running = job.switch()
-    assert running.configuration["wire_precision"] != "as_is"
-    assert len(job.trials) == running.index + 1
+    return job
+
+
+def test_what_changes_the_numbers_is_judged_before_anything_follows_it_once() -> None:
+    job, is_ahead = narrow_job(), []
+    while len(is_ahead) < 4:
+        running = job.switch()
+        if is_narrow(running):
+            is_ahead.append(len(job.trials) > running.index + 1)
+        while len(job.trials) == running.index + 1:
+            job.tuner.observe("job", running.index, job.steps(running, 1))
+    assert is_ahead == [False, True, True, True]
+
+
+def is_narrow(trial: Trial) -> bool:
+    return trial.configuration["wire_precision"] == "bf16"
+
+
+def test_what_is_to_follow_and_would_do_the_same_harm_is_given_up_with_the_harmful() -> None:
+    job = narrow_job()
+    while not (is_narrow(job.trials[-2]) and job.trials[-2].is_open and is_narrow(job.trials[-1])):
+        running = job.switch()
+        while len(job.trials) == running.index + 1:
+            job.tuner.observe("job", running.index, job.steps(running, 1))
+    running, following = job.trials[-2:]
+    job.tuner.take_event("job", Event("diverged", running.index, job.ranks.step, "it diverged"))
+    given_up = job.trials[running.index : following.index + 1]
+    assert [trial.state for trial in given_up] == ["failed", "failed"]
+    assert not any(is_narrow(trial) for trial in job.trials[following.index + 1 :])
 
 
 @pytest.mark.parametrize("kind", ["disagreement", "diverged"])

@@ -27,9 +27,9 @@ def noisy(mean: float, count: int, seed: int, spread: float = 0.1) -> list[float
 
 def after_usual(values: list[float]) -> LossGuard:
     guard = LossGuard()
-    guard.begin(changes_numbers=False)
+    guard.begin(None)
     assert guard.judge([told(values)]) == ""
-    guard.begin(changes_numbers=True)
+    guard.begin("bf16")
     return guard
 
 
@@ -55,11 +55,23 @@ def test_one_loss_that_is_not_finite_is_harm(bad: float) -> None:
 
 def test_what_the_default_does_is_no_harm() -> None:
     guard = after_usual(noisy(1.0, 40, 0))
-    guard.begin(changes_numbers=False)
+    guard.begin(None)
     assert guard.judge([told([math.nan, *noisy(9.0, 30, 0)])]) == ""
     # And with a usual loss that is not finite nothing can be compared.
-    guard.begin(changes_numbers=True)
+    guard.begin("bf16")
     assert guard.judge([told(noisy(9.0, 30, 0))]) == ""
+
+
+def test_short_trials_are_judged_together_by_how_they_change_the_numbers() -> None:
+    guard = after_usual(noisy(1.0, 40, 0))
+    words = []
+    for seed in range(4):
+        for change, loss in (("bf16", 1.0), ("quantized", 1.4), (None, 1.0)):
+            guard.begin(change)
+            words.append(guard.judge([told(noisy(loss, 3, 10 + seed))]))
+    assert [place for place, each in enumerate(words) if each] == [7]  # the third of the worse
+    guard.begin("quantized")
+    assert guard.judge([told(noisy(1.4, 3, 20))]) == ""  # it was given up, and begins anew
 
 
 def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
@@ -73,7 +85,7 @@ def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
     guard.pause()
     guard.tell(1.0)
     assert guard.take() == Losses()
-    guard.begin(changes_numbers=True)
+    guard.begin("bf16")
     guard.tell(2.0)
     assert guard.take() == Losses(1, 2.0, 4.0)
 
@@ -81,7 +93,7 @@ def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
 def test_a_winner_is_watched_for_what_lasts() -> None:
     """One loss that is not finite gives up a trial, and not what was kept."""
     guard = after_usual(noisy(1.0, 400, 0))
-    guard.begin(changes_numbers=True, is_kept=True)
+    guard.begin("bf16", is_kept=True)
     both = [told([math.inf, *noisy(1.0, 23, 1)]), told(noisy(1.0, 24, 2))]
     assert guard.judge(both) == ""
     words = [guard.judge([told(noisy(1.5, 24, seed))] * 2) for seed in range(30)]
@@ -91,7 +103,7 @@ def test_a_winner_is_watched_for_what_lasts() -> None:
 
 def test_what_does_not_change_the_numbers_is_usual_when_it_is_kept() -> None:
     guard = after_usual(noisy(1.0, 400, 0))
-    guard.begin(changes_numbers=False, is_kept=True)
+    guard.begin(None, is_kept=True)
     assert {guard.judge([told(noisy(9.0, 24, seed))]) for seed in range(60)} == {""}
 
 
