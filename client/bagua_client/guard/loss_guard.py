@@ -19,6 +19,8 @@ from bagua_client.guard.second_look import SecondLook
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32
 MOST_UNREAD = 1024
+# Of trials alike the last ones only: in any training the losses of long ago are higher.
+REPORTS_ALIKE = 8
 
 
 class LossGuard:
@@ -34,10 +36,11 @@ class LossGuard:
         self._own: deque[tuple[torch.Tensor, Any]] = deque(maxlen=MOST_UNREAD)
         self._usual: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
         self._tried = Losses()
-        # Of all trials with the same change: most are too short to be judged alone.
+        # By change, of the last trials with it: most are too short to be judged alone.
         self._alike: defaultdict[object, deque[Losses]] = defaultdict(
-            lambda: deque(maxlen=REMEMBERED_REPORTS)
+            lambda: deque(maxlen=REPORTS_ALIKE)
         )
+        self._usual_in_a_row = 0
         self._change: object = None
         self._second_look = SecondLook()
         self._is_kept = self._is_paused = False
@@ -91,6 +94,8 @@ class LossGuard:
         self._is_kept = is_kept and change is not None
         self._own.clear()
         self._tried = Losses()
+        if is_kept:
+            self._alike.clear()
         if self._is_kept:
             self._second_look.begin()
 
@@ -104,7 +109,11 @@ class LossGuard:
         if self._change is None:
             self._second_look.learn(losses, steps)
             self._usual.append(losses)
+            self._usual_in_a_row += 1
+            if self._usual_in_a_row == REPORTS_ALIKE:
+                self._alike.clear()
             return ""
+        self._usual_in_a_row = 0
         alike, usual = self._alike[self._change], Losses.sum(self._usual)
         alike.append(losses)
         self._tried = Losses.sum((self._tried, losses))

@@ -74,6 +74,32 @@ def test_short_trials_are_judged_together_by_how_they_change_the_numbers() -> No
     assert guard.judge([told(noisy(1.4, 3, 20))]) == ""  # it was given up, and begins anew
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_falls_fast_is_no_harm_in_whatever_order_trials_come(seed: int) -> None:
+    generator, guard, steps = random.Random(seed), LossGuard(), 0
+    guard.begin(None)
+    for trial in range(120):
+        if trial > 3 and generator.random() < 0.2:  # else one like the one before follows
+            is_kept = generator.random() < 0.1
+            guard.begin(generator.choice([None, "bf16", "quantized"]), is_kept)
+        for _ in range(2):
+            steps += 3
+            losses = noisy(0.99**steps, 3, 1000 * seed + steps, spread=0.02)
+            assert guard.judge([told(losses)] * 2) == ""
+
+
+def test_a_new_round_judges_by_its_own_losses() -> None:
+    guard = after_usual(noisy(1.0, 40, 0))
+    for seed in range(4):
+        assert guard.judge([told(noisy(1.0, 12, seed))]) == ""
+    guard.begin("bf16", is_kept=True)
+    guard.begin(None)
+    for seed in range(7):
+        guard.judge([told(noisy(0.5, 20, seed))])
+    guard.begin("bf16")
+    assert guard.judge([told(noisy(0.5, 3, 9))]) == ""
+
+
 def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
     guard = LossGuard()
     assert not guard.has_any
