@@ -97,9 +97,9 @@ def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction |
 
 
 def _is_judged(round_: Round, configuration: Configuration) -> bool:
-    """Whether a configuration cannot harm the training, or what it changes of the numbers was
-    measured in a trial before, and did no harm. The first trial of such a change is long enough to
-    be judged, as nothing is known of what precedes or follows it before its end."""
+    """Whether it is known that a configuration does no harm: it leaves the numbers as they are, or a
+    trial before changed them in the same way. The first such trial is waited for, so it lasts long
+    enough for its losses to be judged."""
     baseline = round_.job.baseline
     changed = numbers_changed(configuration, baseline)
     if not changed:
