@@ -97,9 +97,9 @@ def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction |
 
 
 def _is_judged(round_: Round, configuration: Configuration) -> bool:
-    """Whether it is known that a configuration does no harm: it leaves the numbers as they are, or a
-    trial before changed them in the same way. The first such trial is waited for, so it lasts long
-    enough for its losses to be judged."""
+    """Whether a configuration is known to do no harm: it leaves the numbers as they are, or a trial
+    before changed them in the same way. The first such trial is waited for, so it lasts long enough
+    for its losses to be judged."""
     baseline = round_.job.baseline
     changed = numbers_changed(configuration, baseline)
     if not changed:
