@@ -19,7 +19,7 @@ from bagua_autotune.measuring.confirmation import being_confirmed, confirm, conf
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.measuring.visits import Visits, undisturbed
 from bagua_autotune.model.job import Job, Purpose, Trial
-from bagua_autotune.model.knobs import Configuration, Value, numbers_changed
+from bagua_autotune.model.knobs import Configuration, Value, numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     DISAGREED,
@@ -185,14 +185,15 @@ def told_searcher(
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """Return what is not tried again: what failed, what harms the training as something else did,
+    """Return what is not tried again: what failed, what repeats the harm of something that failed,
     and what does not fit in memory. The default stays: it is what a job falls back to.
     """
-    harmful = _harmful_values(job, trials)
+    harmful = [trial.configuration for trial in trials if _is_harmful(trial)]
     failed = {
         trial.configuration
         for trial in trials
-        if trial.state == "failed" or not harmful.isdisjoint(trial.configuration.items())
+        if trial.state == "failed"
+        or any(repeats_change(trial.configuration, other, job.baseline) for other in harmful)
     }
     return (failed | set(too_large(trials))) - {job.baseline}
 
@@ -234,7 +235,7 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
 def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
     """Whether trials fail that should never: the default's, or several confirming ones."""
     baseline = sum(trial.configuration == job.baseline for trial in given_up)
-    failed = (trial for trial in given_up if trial.state == "failed")
+    failed = (trial for trial in given_up if trial.state == "failed" and not _is_harmful(trial))
     confirming = sum(trial.purpose == "confirm" for trial in failed)
     return max(baseline, confirming) >= MOST_FAILURES
 
@@ -242,14 +243,13 @@ def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
 def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
     """What several configurations failed with and none was measured with; and what the training
     suffered from, whatever else was in force."""
-    failures = {trial.configuration for trial in trials if trial.state == "failed"}
-    failed = Counter(item for configuration in failures for item in configuration.items())
+    harmful = {trial.configuration for trial in trials if _is_harmful(trial)}
+    others = {trial.configuration for trial in trials if trial.state == "failed"} - harmful
+    failed = Counter(item for configuration in others for item in configuration.items())
     measured = {item for t in trials if t.estimate for item in t.configuration.items()}
     hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
-    return hopeless | _harmful_values(job, trials)
+    return hopeless.union(*(numbers_changed(c, job.baseline) for c in harmful))
 
 
-def _harmful_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
-    """What changed the numbers where the training suffered."""
-    harmful = [t.configuration for t in trials if failure_code(t.failure or "") == DIVERGED_CODE]
-    return set().union(*(numbers_changed(c, job.baseline) for c in harmful))
+def _is_harmful(trial: Trial) -> bool:
+    return failure_code(trial.failure or "") == DIVERGED_CODE

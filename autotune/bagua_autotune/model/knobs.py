@@ -238,6 +238,14 @@ def numbers_changed(
     return frozenset((knob, value) for knob, value in lossy if value != baseline.get(knob))
 
 
+def repeats_change(
+    configuration: Configuration, other: Configuration, baseline: Configuration
+) -> bool:
+    """Whether a configuration changes the numbers wherever the other one does, which it must."""
+    changed = numbers_changed(other, baseline)
+    return bool(changed) and changed <= numbers_changed(configuration, baseline)
+
+
 def check_configuration(configuration: Mapping[str, Value], space: Space) -> None:
     """Raise ValueError, naming the knob, unless each knob has a value of its domain."""
     for knob in configuration:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import OVER, Result, Trial
+from sqlalchemy.orm import Session
+
+from bagua_autotune.model.job import GIVEN_UP, OVER, Result, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
@@ -22,7 +24,7 @@ class Step:
     ``next_trial`` and ``result`` follows, or neither if that is decided later. ``is_infeasible``:
     its failure is that it does not fit in the ranks' memory; ``memory`` is what it would take, if
     they told. ``leaves``: the trial that runs and stays unmeasured while its ranks go on to the
-    next one.
+    next one. ``alike``: further trials that failed with the one that closes.
     """
 
     at: float
@@ -34,6 +36,7 @@ class Step:
     is_infeasible: bool = False
     memory: Memory | None = None
     leaves: int | None = None
+    alike: tuple[int, ...] = ()
 
 
 class Trials:
@@ -76,9 +79,9 @@ class Trials:
             last = last_trial_row(session, job_id)
             if row.phase in OVER:
                 return False
-            if last and step.failure is not None and step.closes != last.index:
-                # Its ranks had been told what follows, which stands.
-                return _close_left(trial_row(session, job_id, step.closes or 0), step)
+            if step.failure is not None and not (step.next_trial or step.result):
+                # Its ranks may have been told what follows, which stands.
+                return _give_up(session, job_id, step)
             open_index = last.index if last and last.state in ("proposed", "running") else None
             if open_index != (step.closes if step.leaves is None else step.leaves):
                 return False
@@ -106,6 +109,21 @@ class Trials:
         """Close a trial that the ranks had left unmeasured; False if it was closed before."""
         with locked(self.database, job_id) as (session, _):
             return _close_left(trial_row(session, job_id, index), Step(at, index, measured))
+
+
+def _give_up(session: Session, job_id: str, step: Step) -> bool:
+    """Close what failed, even if it seemed to be measured; False if it was given up before."""
+    if trial_row(session, job_id, step.closes or 0).state in GIVEN_UP:
+        return False
+    for index in (step.closes or 0, *step.alike):
+        row = trial_row(session, job_id, index)
+        if row.state in GIVEN_UP:
+            continue
+        row.cost = row.standard_error = None
+        _close(row, step)
+        if index != step.closes:
+            row.failure = f"{step.failure} (in trial {step.closes})"
+    return True
 
 
 def _close_left(row: TrialRow, step: Step) -> bool:

@@ -18,7 +18,7 @@ from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import RUNS, Event, Job, Trial
-from bagua_autotune.model.knobs import numbers_changed
+from bagua_autotune.model.knobs import repeats_change
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
@@ -108,24 +108,29 @@ class Decisions:
         return self._background.is_busy(job_id)
 
     def give_up(self, job_id: str, failed: Failed) -> bool:
-        """Close this trial, and decide what follows; False if it was closed before."""
+        """Close this trial, and decide what follows; False if it was given up before, or if the job
+        is over."""
         step = Step(self._clock(), failed.trial, None, failed.failure)
         step = replace(step, is_infeasible=failed.is_infeasible, memory=failed.memory)
-        closed = self._store.advance(job_id, step)
+        closed = self._store.advance(job_id, replace(step, alike=self._alike(job_id, failed)))
         if closed:
-            self._give_up_alike(job_id, failed)
             self.start(job_id)
         return closed
 
-    def _give_up_alike(self, job_id: str, failed: Failed) -> None:
-        """Close the trial that was to follow the failed one if it would do the same harm."""
+    def _alike(self, job_id: str, failed: Failed) -> tuple[int, ...]:
+        """The other trials of the round that change the numbers as the harmful one does: what was
+        measured of them is no gain, and what was to follow it would do the same harm."""
         if failure_code(failed.failure) != DIVERGED_CODE:
-            return
+            return ()
         baseline, trials = self._store.job(job_id).baseline, self._store.trials(job_id)
-        following, harmful = trials[-1], trials[failed.trial].configuration
-        harm = numbers_changed(harmful, baseline)
-        if following.is_open and harm & numbers_changed(following.configuration, baseline):
-            self._store.advance(job_id, Step(self._clock(), following.index, None, failed.failure))
+        harmful = trials[failed.trial]
+        return tuple(
+            trial.index
+            for trial in trials
+            if trial.index != harmful.index
+            and trial.round == harmful.round
+            and repeats_change(trial.configuration, harmful.configuration, baseline)
+        )
 
     def _decide(self, job_id: str, of: Measured | Ahead | None) -> None:
         try:

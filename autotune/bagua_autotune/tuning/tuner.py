@@ -34,10 +34,10 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Configuration, repeats_change
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
+from bagua_autotune.model.reasons import DIVERGED_CODE, GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store
@@ -308,12 +308,21 @@ class Tuner:
         reason = clean(event.message) or NO_REASON
         level = logging.INFO if code == INFEASIBLE_CODE else logging.ERROR
         logger.log(level, "job %s: %s: %s", job.id, what, reason)
-        if event.trial is not None:
+        if event.trial is not None and not job.is_over:
             self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
-        elif job.result and job.result.kept == "winner":
+        elif job.result and job.result.kept == "winner" and self._is_about_winner(job, event):
             next_index = len(self.store.trials(job.id))
             given_up = give_up(job.result, job, event.kind, reason, next_index)
             self.store.replace_result(job.id, *given_up)
+
+    def _is_about_winner(self, job: Job, event: Event) -> bool:
+        """Whether the winner is given up, or a trial that harmed the training as it would."""
+        if event.trial is None:
+            return True
+        tried = self.store.trial(job.id, event.trial).configuration
+        assert job.result is not None
+        is_alike = repeats_change(job.result.configuration, tried, job.baseline)
+        return GIVING_UP[event.kind][1] == DIVERGED_CODE and is_alike
 
     def _take_drift(self, job: Job, event: Event) -> None:
         """Tune the job again, from what is known, unless that happens too often."""

@@ -33,8 +33,9 @@ def with_stored(
     that did not end left its job at some trial: the best configuration until then stands for it.
     """
     stored = export_job(database, job, folder)
-    left_at = tuning["configuration"] if tuning["ended"] else stored["best"]
-    return {**tuning, "configuration": left_at, "stored": stored}
+    found = tuning["configuration"]
+    best = found if tuning["ended"] else {**found, **stored["best"]}
+    return {**tuning, "configuration": best, "stored": stored}
 
 
 def digest(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ second is at what was kept, for as long as the training runs; see second_look.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +19,8 @@ from bagua_client.guard.second_look import SecondLook
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32
 MOST_UNREAD = 1024
-# Of trials alike the last ones only: in any training the losses of long ago are higher.
-REPORTS_ALIKE = 8
+# Of all reports. Few: where a loss falls, those of long ago are higher than usual.
+REPORTS_TOGETHER = 8
 
 
 class LossGuard:
@@ -35,12 +35,9 @@ class LossGuard:
         self.has_any = False
         self._own: deque[tuple[torch.Tensor, Any]] = deque(maxlen=MOST_UNREAD)
         self._usual: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
-        self._tried = Losses()
-        # By change, of the last trials with it: most are too short to be judged alone.
-        self._alike: defaultdict[object, deque[Losses]] = defaultdict(
-            lambda: deque(maxlen=REPORTS_ALIKE)
-        )
-        self._usual_in_a_row = 0
+        self._tried: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
+        # With how they changed the numbers: most trials are too short to be judged alone.
+        self._last: deque[tuple[object, Losses]] = deque(maxlen=REPORTS_TOGETHER)
         self._change: object = None
         self._second_look = SecondLook()
         self._is_kept = self._is_paused = False
@@ -84,7 +81,8 @@ class LossGuard:
         self._is_paused = True
 
     def begin(self, change: object, is_kept: bool = False) -> None:
-        """Begin with another configuration, which is in force now.
+        """Begin with another configuration, which is in force now; forgets the losses that were not
+        taken.
 
         Args:
             change: how it changes the numbers; None: not at all.
@@ -93,34 +91,31 @@ class LossGuard:
         self._is_paused, self._change = False, change
         self._is_kept = is_kept and change is not None
         self._own.clear()
-        self._tried = Losses()
-        if is_kept:
-            self._alike.clear()
+        self._tried.clear()
         if self._is_kept:
             self._second_look.begin()
 
     def judge(self, by_rank: Sequence[Losses]) -> str:
-        """Judge the ranks' losses under what is in force; says what is wrong, if anything is."""
+        """Judge the ranks' losses under what is in force; says what is wrong, if anything is.
+
+        Those of a trial are judged alone, and with those of the last ones that changed the numbers
+        in the same way.
+        """
         losses, steps = Losses.sum(by_rank), max(each.told for each in by_rank)
         if not losses.told:
             return ""
         if self._is_kept:
+            self._last.clear()
             return self._second_look.judge(losses, steps)
+        self._last.append((self._change, losses))
         if self._change is None:
             self._second_look.learn(losses, steps)
             self._usual.append(losses)
-            self._usual_in_a_row += 1
-            if self._usual_in_a_row == REPORTS_ALIKE:
-                self._alike.clear()
             return ""
-        self._usual_in_a_row = 0
-        alike, usual = self._alike[self._change], Losses.sum(self._usual)
-        alike.append(losses)
-        self._tried = Losses.sum((self._tried, losses))
-        harm = _harm(self._tried, usual) or _harm(Losses.sum(alike), usual)
-        if harm:
-            alike.clear()  # Whatever tries it again is judged anew.
-        return harm
+        self._tried.append(losses)
+        alike = Losses.sum(told for change, told in self._last if change == self._change)
+        usual = Losses.sum(self._usual)
+        return _harm(Losses.sum(self._tried), usual) or _harm(alike, usual)
 
 
 def _harm(tried: Losses, usual: Losses) -> str:

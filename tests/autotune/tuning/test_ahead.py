@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -82,51 +83,92 @@ def test_the_default_is_measured_before_anything_follows_it() -> None:
     assert len(job.trials) == 1
 
 
-PRECISIONS: dict[str, Any] = {
-    "knobs": {
-        "bucket_bytes": {"type": "log_integer", "low": 1 << 20, "high": 32 << 20},
-        "wire_precision": {"type": "categorical", "values": ["as_is", "bf16"]},
-    },
-    "default_configuration": {"bucket_bytes": 25 << 20, "wire_precision": "as_is"},
-}
-
-
-def narrow_job() -> Job:
-    """A job where bf16 is faster, and has not been measured before."""
-    job = Job(**PRECISIONS)
-    job.ranks = Ranks(
-        noise=0.002, step_seconds=lambda c: 0.1 if c["wire_precision"] == "bf16" else 0.2
+def narrow_job(values: Sequence[str] = ("as_is", "bf16"), knob: str = "wire_precision") -> Job:
+    """A job where all but the first of these values are faster, and change the numbers."""
+    job = Job(
+        knobs={
+            "bucket_bytes": {"type": "log_integer", "low": 1 << 20, "high": 32 << 20},
+            knob: {"type": "categorical", "values": values},
+        },
+        default_configuration={"bucket_bytes": 25 << 20, knob: values[0]},
     )
+    seconds = {value: 0.2 - 0.02 * place for place, value in enumerate(values)}
+    job.ranks = Ranks(noise=0.002, step_seconds=lambda c: seconds[c[knob]])
     job.measure_default()
     return job
 
 
-def test_what_changes_the_numbers_is_judged_before_anything_follows_it_once() -> None:
-    job, is_ahead = narrow_job(), []
-    while len(is_ahead) < 4:
-        running = job.switch()
-        if is_narrow(running):
-            is_ahead.append(len(job.trials) > running.index + 1)
+def change(trial: Trial) -> Any:
+    return list(trial.configuration.values())[1]
+
+
+def run_until(job: Job, reached: Callable[[Trial], bool]) -> Trial:
+    """The trial that then runs, of which only the switch was told."""
+    running = job.switch()
+    while not reached(running):
         while len(job.trials) == running.index + 1:
             job.tuner.observe("job", running.index, job.steps(running, 1))
-    assert is_ahead == [False, True, True, True]
+        running = job.switch()
+    return running
 
 
-def is_narrow(trial: Trial) -> bool:
-    return trial.configuration["wire_precision"] == "bf16"
+def is_ahead_of(job: Job, running: Trial) -> bool:
+    return len(job.trials) > running.index + 1
 
 
-def test_what_is_to_follow_and_would_do_the_same_harm_is_given_up_with_the_harmful() -> None:
+def test_the_first_trial_with_each_change_of_the_numbers_is_measured_by_itself() -> None:
+    job = narrow_job(("as_is", "bf16", "fp16"))
+    judged, was_ahead = {"as_is"}, []
+    for _ in range(8):
+        running = run_until(job, lambda running: change(running) != "as_is")
+        was_ahead.append(is_ahead_of(job, running))
+        if was_ahead[-1]:
+            assert {change(running), change(job.trials[-1])} <= judged
+        while len(job.trials) == running.index + 1:
+            job.tuner.observe("job", running.index, job.steps(running, 1))
+        judged.add(change(running))
+    assert judged == {"as_is", "bf16", "fp16"}
+    assert sum(was_ahead) > 2
+
+
+def test_nothing_follows_ranks_that_do_not_wait_for_each_other_before_they_are_measured() -> None:
+    job = narrow_job(("gradient_allreduce", "async"), "algorithm")
+    running = run_until(job, lambda running: running.purpose == "confirm")
+    assert change(running) == "async"
+    assert not is_ahead_of(job, running)
+    job = narrow_job(("gradient_allreduce", "bytegrad"), "algorithm")
+    assert is_ahead_of(job, run_until(job, lambda running: running.purpose == "confirm"))
+
+
+def harmed(job: Job, trial: Trial) -> list[Trial]:
+    """The ranks tell that it harmed the training; the trials by then."""
+    job.tuner.take_event("job", Event("diverged", trial.index, job.ranks.step, "it diverged"))
+    return job.trials
+
+
+def test_what_would_do_the_same_harm_is_given_up_with_the_harmful() -> None:
     job = narrow_job()
-    while not (is_narrow(job.trials[-2]) and job.trials[-2].is_open and is_narrow(job.trials[-1])):
-        running = job.switch()
-        while len(job.trials) == running.index + 1:
-            job.tuner.observe("job", running.index, job.steps(running, 1))
-    running, following = job.trials[-2:]
-    job.tuner.take_event("job", Event("diverged", running.index, job.ranks.step, "it diverged"))
-    given_up = job.trials[running.index : following.index + 1]
-    assert [trial.state for trial in given_up] == ["failed", "failed"]
-    assert not any(is_narrow(trial) for trial in job.trials[following.index + 1 :])
+    running = run_until(job, lambda _: all(change(trial) == "bf16" for trial in job.trials[-2:]))
+    following = job.trials[-1]
+    assert is_ahead_of(job, running)
+    trials = harmed(job, running)
+    narrow = [trial for trial in trials if change(trial) == "bf16"]
+    assert narrow[-1] == trials[following.index]
+    assert {trial.state for trial in narrow} == {"failed"}
+    assert f"(in trial {running.index})" in str(narrow[-1].failure)
+    best = job.tuner.status("job").progress.incumbent
+    assert best is None or best["wire_precision"] == "as_is"
+
+
+def test_harm_is_believed_of_a_trial_that_seemed_to_be_measured() -> None:
+    job = narrow_job()
+    first = run_until(job, lambda running: change(running) == "bf16")
+    while len(job.trials) == first.index + 1:
+        job.tuner.observe("job", first.index, job.steps(first, 1))
+    assert job.trials[first.index].state == "measured"
+    trials = harmed(job, first)
+    assert {trial.state for trial in trials if change(trial) == "bf16"} == {"failed"}
+    assert harmed(job, first) == trials  # told again
 
 
 @pytest.mark.parametrize("kind", ["disagreement", "diverged"])

@@ -134,3 +134,14 @@ def test_a_copy_of_what_is_known_tells_it_to_another_service(tuner: Tuner) -> No
     assert adopt(other.store, type(copy).model_validate_json(copy.model_dump_json()), 2e9) == 1
     tune(other, "moved")
     assert precisions(other, "moved") == {"as_is"}
+
+
+def test_harm_in_the_last_trial_that_is_told_once_the_job_is_tuned_revokes_the_winner() -> None:
+    tuner = Tuner(Store("sqlite://"))
+    assert tune(tuner, "job").configuration["wire_precision"] == "bf16"
+    trials = tuner.store.trials("job")
+    default = next(trial for trial in trials if trial.configuration["wire_precision"] == "as_is")
+    last = next(trial for trial in trials[::-1] if trial.configuration["wire_precision"] == "bf16")
+    for trial, precision in ((default, "bf16"), (last, "as_is")):
+        tuner.take_event("job", Event("diverged", trial.index, 9000, MESSAGE))
+        assert tuner.status("job").configuration["wire_precision"] == precision
