@@ -241,7 +241,7 @@ def numbers_changed(
 def repeats_change(
     configuration: Configuration, other: Configuration, baseline: Configuration
 ) -> bool:
-    """Whether a configuration changes the numbers wherever the other one does, which it must."""
+    """Whether a configuration makes all changes of the numbers of the other one, which makes some."""
     changed = numbers_changed(other, baseline)
     return bool(changed) and changed <= numbers_changed(configuration, baseline)
 
