@@ -97,9 +97,9 @@ def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction |
 
 
 def _is_judged(round_: Round, configuration: Configuration) -> bool:
-    """Whether a configuration leaves the numbers as they are, or was preceded by a trial that changed
-    them in the same way. The first such trial is waited for: it is longer, so that its losses can
-    be judged."""
+    """Whether a configuration leaves the numbers as they are, or a trial before it changed them in
+    the same way. The first such trial is waited for: it is longer, so that its losses can be
+    judged."""
     baseline = round_.job.baseline
     changed = numbers_changed(configuration, baseline)
     if not changed:

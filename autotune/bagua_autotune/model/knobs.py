@@ -241,7 +241,7 @@ def numbers_changed(
 def repeats_change(
     configuration: Configuration, other: Configuration, baseline: Configuration
 ) -> bool:
-    """Whether a configuration makes all changes of the numbers of the other one, which makes some."""
+    """Whether the other configuration changes the numbers, and this one makes all its changes."""
     changed = numbers_changed(other, baseline)
     return bool(changed) and changed <= numbers_changed(configuration, baseline)
 
