@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of
-from bagua_autotune.model.job import RUNS, EventKind, Job, Result, Trial
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
+from bagua_autotune.model.knobs import Configuration, repeats_change
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     GIVING_UP,
@@ -154,6 +154,15 @@ def _reason(round_: Round, kept: Keep) -> str:
         has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
         return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
     return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER
+
+
+def is_about_winner(result: Result, job: Job, event: Event, trials: Sequence[Trial]) -> bool:
+    """Whether the ranks gave up the winner, or a trial that harmed the training as it would."""
+    if event.trial is None:
+        return True
+    is_harm = GIVING_UP[event.kind][1] == DIVERGED_CODE
+    tried = trials[event.trial].configuration
+    return is_harm and repeats_change(result.configuration, tried, job.baseline)
 
 
 def give_up(

@@ -15,7 +15,7 @@ from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
 from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.deciding.result import give_up
+from bagua_autotune.deciding.result import give_up, is_about_winner
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
@@ -34,10 +34,10 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
-from bagua_autotune.model.knobs import Configuration, repeats_change
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.reasons import DIVERGED_CODE, GIVING_UP, INFEASIBLE_CODE, NO_REASON
+from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store
@@ -310,19 +310,11 @@ class Tuner:
         logger.log(level, "job %s: %s: %s", job.id, what, reason)
         if event.trial is not None and not job.is_over:
             self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
-        elif job.result and job.result.kept == "winner" and self._is_about_winner(job, event):
-            next_index = len(self.store.trials(job.id))
-            given_up = give_up(job.result, job, event.kind, reason, next_index)
-            self.store.replace_result(job.id, *given_up)
-
-    def _is_about_winner(self, job: Job, event: Event) -> bool:
-        """Whether the winner is given up, or a trial that harmed the training as it would."""
-        if event.trial is None:
-            return True
-        tried = self.store.trial(job.id, event.trial).configuration
-        assert job.result is not None
-        is_alike = repeats_change(job.result.configuration, tried, job.baseline)
-        return GIVING_UP[event.kind][1] == DIVERGED_CODE and is_alike
+        elif job.result and job.result.kept == "winner":
+            trials = self.store.trials(job.id)
+            if is_about_winner(job.result, job, event, trials):
+                given_up = give_up(job.result, job, event.kind, reason, len(trials))
+                self.store.replace_result(job.id, *given_up)
 
     def _take_drift(self, job: Job, event: Event) -> None:
         """Tune the job again, from what is known, unless that happens too often."""
