@@ -29,6 +29,5 @@ NATIVE = replace(
     names=names_of_gpu_tests,
     world_sizes=(2,),
     least_counted={2: 35, 4: 30}.get,
-    test_seconds=60.0,
     backend="cpu:gloo,cuda:nccl",  # Some keep what they save on the CPU.
 )
