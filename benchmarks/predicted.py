@@ -1,11 +1,17 @@
-"""Step times that a profile of one job predicts, beside those that another cell measured.
+"""Step times that a profile of one job predicts, beside those that others measured.
 
-The profile is what a tuning left behind, say on two hosts of one GPU. The cell is a sweep of
-``benchmarks/gain.py``, say on two nodes of two. Nothing of the cell is used but its shape. Measured
-are medians of all its steps; the range is of all these steps, too.
+The profile is what a tuning left behind, say on two hosts of one GPU. What was measured, say on two
+nodes of two, is a cell of ``benchmarks/gain.py``, which swept many settings in one process, or a
+tuned job, whose trials are compared. Only its shape is used for the predictions. Measured are
+medians of all steps with a setting; the range is of all these steps, too.
 
     python benchmarks/predicted.py build/gain/vgg16-unshaped-2x1-cuda/profile.json \\
         build/gain/vgg16-unshaped-2x2-cuda.json --json predicted.json
+    bagua-autotune export JOB --json > job.json
+    python benchmarks/predicted.py build/gain/vgg16-unshaped-2x1-cuda/profile.json job.json
+
+Where the two ran on different machines, ``--rates`` takes a channel's and the link's rate from
+another profile, such as the measured job's own: what then is off is not the machine's doing.
 """
 
 from __future__ import annotations
@@ -19,20 +25,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.knobs import Configuration, Value, numbers_changed
+from bagua_autotune.model.text import describe
 from bagua_simulator import Simulator
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
 from benchmarks.support.cells.arms import MIB, WAYS
-from benchmarks.support.harness import write_json
+from benchmarks.support.harness import print_table, write_json
 
 WANTED = 0.1
 STOCK_MIB = 25
+RATES = ("flow_bytes_per_second", "bandwidth_bytes_per_second")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Row:
     Attributes:
         group: its way of reducing and number of channels.
         low_seconds, high_seconds: the shortest and the longest of the measured steps.
-        sent_bytes, measured_sent_bytes: over each node's link, in a step.
+        sent_bytes, measured_sent_bytes: over each node's link, in a step; of a job's trials nobody
+            counted them.
     """
 
     name: str
@@ -53,15 +59,17 @@ class Row:
     high_seconds: float
     steps: int
     sent_bytes: float
-    measured_sent_bytes: float
+    measured_sent_bytes: float | None
 
     @property
     def deviation(self) -> float:
         return self.simulated_seconds / self.measured_seconds - 1
 
     @property
-    def sent_deviation(self) -> float:
-        return self.sent_bytes / self.measured_sent_bytes - 1
+    def sent_deviation(self) -> float | None:
+        """None: nothing is known to have been sent."""
+        measured = self.measured_sent_bytes
+        return self.sent_bytes / measured - 1 if measured else None
 
 
 def knobs_of(arm: Mapping[str, Any]) -> dict[str, Value] | None:
@@ -76,6 +84,56 @@ def knobs_of(arm: Mapping[str, Any]) -> dict[str, Value] | None:
     return {**{knob: given[knob] for knob in sizes}, "buckets": tuple(given["buckets"])}
 
 
+def shape_of(measured: Mapping[str, Any]) -> dict[str, int]:
+    """Nodes and ranks of each, of a cell or of a job.
+
+    Raises:
+        ValueError: the nodes of the job have different numbers of ranks.
+    """
+    if "cell" in measured:
+        return {name: measured["cell"][name] for name in ("nodes", "ranks_per_node")}
+    ranks = measured["ranks_per_node"]
+    if len(set(ranks)) != 1:
+        raise ValueError(f"a job with nodes of {ranks} ranks: only nodes of as many are simulated")
+    return {"nodes": len(ranks), "ranks_per_node": ranks[0]}
+
+
+def rows_of_job(simulator: Simulator, job: Mapping[str, Any]) -> list[Row]:
+    """Every setting that trials of a job measured while they summed up gradients as they are."""
+    default = Configuration(job["default_configuration"])
+    knobs_of_trial = {
+        trial["index"]: Configuration(trial["configuration"])
+        for trial in job["trials"]
+        if trial["state"] == "measured"
+    }
+    seconds: dict[Configuration, list[float]] = {}
+    for step in job["observations"]:
+        knobs = knobs_of_trial.get(step["trial"])
+        if knobs is not None and not numbers_changed(knobs, default):
+            seconds.setdefault(knobs, []).append(max(step["seconds"]))
+    return [_row(simulator, describe(knobs), knobs, each) for knobs, each in seconds.items()]
+
+
+def _row(
+    simulator: Simulator,
+    name: str,
+    knobs: Mapping[str, Value],
+    seconds: Sequence[float],
+    sent_bytes: float | None = None,
+) -> Row:
+    return Row(
+        name,
+        f"{WAYS[str(knobs.get('hierarchical', 'off'))]}, {knobs.get('channels', 1)}",
+        simulator.step_seconds(knobs),
+        median(seconds),
+        min(seconds),
+        max(seconds),
+        len(seconds),
+        simulator.sent_bytes(knobs),
+        sent_bytes,
+    )
+
+
 def rows_of(simulator: Simulator, cell: Mapping[str, Any]) -> list[Row]:
     """Every setting that the sweep or the run-off of a cell measured."""
     found = []
@@ -86,19 +144,7 @@ def rows_of(simulator: Simulator, cell: Mapping[str, Any]) -> list[Row]:
             continue
         seconds = [each for part in parts for block in part["arms"][name] for each in block]
         sent = [each for part in parts for each in part["sent_bytes"][name]]
-        found.append(
-            Row(
-                name,
-                f"{WAYS[str(knobs.get('hierarchical', 'off'))]}, {knobs.get('channels', 1)}",
-                simulator.step_seconds(knobs),
-                median(seconds),
-                min(seconds),
-                max(seconds),
-                len(seconds),
-                simulator.sent_bytes(knobs),
-                median(sent),
-            )
-        )
+        found.append(_row(simulator, name, knobs, seconds, median(sent)))
     return found
 
 
@@ -113,45 +159,49 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    table = Table("setting", "simulated ms", "measured ms", "range", "off", "MB sent", "off")
-    table.box = None
-    for column in table.columns:
-        column.no_wrap = True
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.simulated_seconds * 1e3:.1f}",
-            f"{row.measured_seconds * 1e3:.1f}",
-            f"{row.low_seconds * 1e3:.0f} to {row.high_seconds * 1e3:.0f} of {row.steps}",
-            f"{row.deviation:+.0%}",
-            f"{row.measured_sent_bytes / 1e6:.1f}",
-            f"{row.sent_deviation:+.1%}",
-        )
-    console.print(table)
+def show(rows: Sequence[Row]) -> None:
+    print_table(
+        ("setting", "simulated ms", "measured ms", "range", "off", "MB sent", "off"),
+        [
+            (
+                row.name,
+                f"{row.simulated_seconds * 1e3:.1f}",
+                f"{row.measured_seconds * 1e3:.1f}",
+                f"{row.low_seconds * 1e3:.0f} to {row.high_seconds * 1e3:.0f} of {row.steps}",
+                f"{row.deviation:+.0%}",
+                "-" if row.measured_sent_bytes is None else f"{row.measured_sent_bytes / 1e6:.1f}",
+                "-" if row.sent_deviation is None else f"{row.sent_deviation:+.1%}",
+            )
+            for row in rows
+        ],
+    )
     for line in summary(rows):
-        console.print(line)
+        print(line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("profile", type=Path, help="of 'export JOB --profile'")
-    parser.add_argument("cell", type=Path, help="a cell's file of benchmarks/gain.py")
+    parser.add_argument("measured", type=Path, help="a cell of gain.py, or of 'export JOB --json'")
+    parser.add_argument("--rates", type=Path, metavar="PROFILE",
+                        help="take a channel's and the link's rate from this one")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    cell = json.loads(options.cell.read_text())
+    measured = json.loads(options.measured.read_text())
     record = load_record(options.profile)
     fitted = fit_record(record).cluster
-    place = cell["cell"]
-    shape = {"nodes": place["nodes"], "ranks_per_node": place["ranks_per_node"]}
-    rows = rows_of(record.simulator(replace(fitted, **shape)), cell)
-    console = Console(soft_wrap=True)
-    console.print(
+    if options.rates:
+        of_machine = fit_record(load_record(options.rates)).cluster
+        fitted = replace(fitted, **{rate: getattr(of_machine, rate) for rate in RATES})
+    shape = shape_of(measured)
+    simulator = record.simulator(replace(fitted, **shape))
+    rows = (rows_of if "cell" in measured else rows_of_job)(simulator, measured)
+    print(
         f"{record.job} on {shape['nodes']} x {shape['ranks_per_node']}: a channel "
         f"{fitted.flow_bytes_per_second / 1e9:.2f} GB/s, the link "
         f"{fitted.bandwidth_bytes_per_second / 1e9:.2f} GB/s"
     )
-    show(rows, console)
+    show(rows)
     if options.json:
         write_json(options.json, {"cluster": asdict(fitted), "rows": [asdict(row) for row in rows]})
 

@@ -70,6 +70,55 @@ def test_steps_of_both_stages_count_and_other_arms_do_not(
     assert predicted.summary([stock, four])[-1] == "all: 1 of 2 within 10%, median -25%"
 
 
+def test_of_a_job_trials_count_that_do_not_change_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    default = {"bucket_bytes": 25 * MIB, "channels": 1, "hierarchical": "off", "buckets": [],
+               "wire_precision": "as_is"}  # fmt: skip
+    trials = [
+        {"index": 0, "state": "measured", "configuration": default},
+        {"index": 1, "state": "failed", "configuration": {**default, "channels": 4}},
+        {"index": 2, "state": "measured", "configuration": {**default, "wire_precision": "bf16"}},
+        {"index": 3, "state": "measured", "configuration": default},
+    ]
+    job = {
+        "ranks_per_node": [2, 2],
+        "default_configuration": default,
+        "trials": trials,
+        "observations": [
+            {"trial": trial, "seconds": [seconds / 2, seconds]}
+            for trial, seconds in ((0, 0.3), (1, 9.0), (2, 9.0), (3, 0.1), (3, 0.2))
+        ],
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    names = [str(PROFILE), str(tmp_path / "job.json"), "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["predicted.py", *names])
+    predicted.main()
+    [row] = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert (row["measured_seconds"], row["low_seconds"], row["steps"]) == (0.2, 0.1, 3)
+    assert (row["group"], row["measured_sent_bytes"]) == ("flat, 1", None)
+    out = capsys.readouterr().out
+    assert "vgg16" in out
+    assert "on 2 x 2" in out
+    assert f"{row['simulated_seconds'] * 1e3:.1f}" in out, "no column is cut off"
+
+
+def test_nodes_of_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"nodes of \[2, 1\] ranks"):
+        predicted.shape_of({"ranks_per_node": [2, 1]})
+
+
+def test_on_one_node_nothing_is_sent_over_a_link(
+    simulator: Simulator, cell: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = {name: [0.0] for name in cell["sweep"]["arms"]}
+    stages = {part: {**cell[part], "sent_bytes": none} for part in ("sweep", "run_off")}
+    rows = predicted.rows_of(simulator, {**cell, **stages})
+    assert [row.sent_deviation for row in rows] == [None, None]
+    predicted.show(rows)
+    assert "all: 1 of 2" in capsys.readouterr().out
+
+
 def test_the_program_prints_the_table_and_writes_it(
     cell: dict[str, Any],
     tmp_path: Path,
@@ -81,4 +130,25 @@ def test_the_program_prints_the_table_and_writes_it(
     monkeypatch.setattr(sys, "argv", ["predicted.py", *names])
     predicted.main()
     assert "flat, 4: 1 of 1 within 10%" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "found.json").read_text())["rows"]) == 2
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["rows"]) == 2
+
+    slower = _three_times_slower(tmp_path / "slower.json")
+    monkeypatch.setattr(sys, "argv", ["predicted.py", *names, "--rates", str(slower)])
+    predicted.main()
+    again = json.loads((tmp_path / "found.json").read_text())
+    other = fit_record(load_record(slower)).cluster
+    assert again["cluster"]["flow_bytes_per_second"] == other.flow_bytes_per_second
+    assert again["cluster"]["latency_seconds"] == found["cluster"]["latency_seconds"]
+    assert again["rows"][0]["simulated_seconds"] > 2 * found["rows"][0]["simulated_seconds"]
+
+
+def _three_times_slower(path: Path) -> Path:
+    """The profile of a machine whose buckets travel for three times as long."""
+    profile = json.loads(PROFILE.read_text())
+    for traffic in profile["traffic"]:
+        for bucket in traffic["buckets"]:
+            bucket["started_seconds"] *= 3
+            bucket["ended_seconds"] *= 3
+    path.write_text(json.dumps(profile))
+    return path
