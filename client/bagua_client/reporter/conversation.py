@@ -21,7 +21,7 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
 from bagua_client.reporter.drift import DriftWatch
 from bagua_client.reporter.handover import Handover, is_of
-from bagua_client.reporter.inbox import Event, Inbox, Message
+from bagua_client.reporter.inbox import GIVEN_UP, VOIDING, Event, Inbox, Message
 from bagua_client.reporter.renewal import Renewal
 from bagua_client.reporter.step_table import StepTable
 from bagua_client.service.client import JobState, StepTimes
@@ -61,7 +61,8 @@ class Conversation:
         description: what the job is registered with.
         inbox: what there is to tell.
         stopping: set when the job ends.
-        command: takes the command, in the place of one that the ranks have not been told yet.
+        command: takes the command, in the place of one that the ranks have not been told yet, and
+            whether it is the last.
         handover: takes copies for the other nodes; None: there is nothing to hand over.
     """
 
@@ -71,7 +72,7 @@ class Conversation:
         description: Mapping[str, Any],
         inbox: Inbox,
         stopping: threading.Event,
-        command: Callable[[bytes], None],
+        command: Callable[[bytes, bool], None],
         handover: Handover | None,
     ) -> None:
         self._description = description
@@ -159,9 +160,10 @@ class Conversation:
         if self._stopping.is_set():
             return
         logger.warning("autotune is off for this job: %s", reason)
-        default = self._description["default_configuration"]
         failed = {"state": "failed", "reason": reason} if self.is_tuning else {}
-        self._order(None, default if self.is_tuning else self._kept, False, failed)
+        if self.is_tuning or self._inbox.has_event(GIVEN_UP):
+            self._kept = self._description["default_configuration"]
+        self._order(None, self._kept, False, failed)
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -220,10 +222,10 @@ class Conversation:
         # The next steps are of another configuration, or there are none.
         if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
             self._connection.renew(told)
-        if event.kind in ("disagreement", "diverged", "infeasible"):
+        if event.kind in VOIDING:
             # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
-        if event.kind in ("diverged", "infeasible"):
+        if event.kind in GIVEN_UP:
             self._kept = self._description["default_configuration"]
         try:
             state = self._post_event(event)
@@ -334,7 +336,7 @@ class Conversation:
             command["copy"] = copy
         # Short: what is too long for a report comes a step later.
         text = json.dumps(command, separators=(",", ":"))
-        self._put_command(text.encode())
+        self._put_command(text.encode(), not watch)
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:

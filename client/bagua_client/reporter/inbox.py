@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,6 +13,11 @@ from bagua_client.measuring.profiler import Recording
 
 LARGEST_INBOX = 512
 LARGEST_INBOX_BYTES = 16 * 2**20
+GIVEN_UP = ("diverged", "infeasible")
+"""Kinds of event that say that what was in force is in force no more: the ranks are at the default.
+"""
+VOIDING = ("disagreement", *GIVEN_UP)
+"""Kinds of event after which no command of before holds."""
 VALUE_BYTES = 32  # a float in a list
 RANK_BYTES = 240  # what holds one rank's
 READY_BYTES = 200  # a tensor's mark in a recording
@@ -111,6 +116,12 @@ class Inbox:
     @property
     def is_empty(self) -> bool:
         return not self._messages
+
+    def has_event(self, kinds: Collection[str]) -> bool:
+        """Whether an event of one of these kinds waits."""
+        with self._changed:
+            events = (each for each in self._messages if isinstance(each, Event))
+            return any(event.kind in kinds for event in events)
 
     def wake(self) -> None:
         """Wake a reader that waits, so that it returns at once."""

@@ -18,7 +18,7 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.reporter.conversation import Conversation
 from bagua_client.reporter.handover import Handover
-from bagua_client.reporter.inbox import Event, Inbox, Message
+from bagua_client.reporter.inbox import VOIDING, Event, Inbox, Message
 from bagua_client.service.job_service import job_service
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,11 @@ class Reporter:
 
     def put(self, message: Message) -> None:
         """Hand something over; never waits."""
-        if not self._is_forked:
-            self._inbox.put(message)
+        if self._is_forked:
+            return
+        self._inbox.put(message)
+        if isinstance(message, Event) and message.kind in VOIDING:
+            self.take_command()  # The service gave it before it knew.
 
     @property
     def has_command(self) -> bool:
@@ -121,9 +124,12 @@ class Reporter:
                 self.put(Event("ended", None, self._count.made, reason))
             self._inbox.wake()
 
-    def _put_command(self, command: bytes) -> None:
+    def _put_command(self, command: bytes, is_last: bool) -> None:
+        """Take the place of the one before. What an event that waits makes void is left out, unless
+        no other comes: the service's answer to the event brings the next."""
         with self._command_lock:
-            self._command = command
+            if is_last or not self._inbox.has_event(VOIDING):
+                self._command = command
 
     @property
     def _is_forked(self) -> bool:

@@ -24,7 +24,7 @@ from bagua_client.service.connection import REGISTRATIONS
 from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 
-SMALL, LARGE = {"bucket_bytes": 1024}, {"bucket_bytes": 2048}
+SMALL, LARGE, OTHER = ({"bucket_bytes": size_bytes} for size_bytes in (1024, 2048, 4096))
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
 WATCHED = BLOCK_STEPS * (REFERENCE_BLOCKS + LASTING_BLOCKS)
 
@@ -311,6 +311,43 @@ def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
         tuned(reporter)
         reporter.put(Event("disagreement", None, 4, "rank 1 disagreed"))
         assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}
+
+
+@pytest.mark.parametrize("kind", ["diverged", "infeasible", "disagreement"])
+def test_what_was_commanded_before_the_ranks_went_back_is_not_carried_out(
+    start: Start, kind: str
+) -> None:
+    """It may do the same harm: the service chooses trials ahead."""
+    with ScriptedService([[SMALL, LARGE, OTHER]]) as service:
+        reporter = start(service)
+        assert command_of(reporter)["trial"] == 0
+        tell(reporter, 0, 1, [0.1] * 3)
+        wait_for(lambda: reporter.has_command)
+        service.refuses[kind] = 503
+        reporter.put(Event(kind, 1, 4, "the loss rose"))
+        assert not reporter.has_command
+        wait_for(lambda: service.refused)  # The event is in hand, and what follows waits.
+        reporter.put(Event(kind, 1, 5, "the loss rose"))
+        reporter._put_command(b"from before the second", False)
+        assert not reporter.has_command
+        service.refuses.clear()
+        assert command_of(reporter) == {"trial": 2, "configuration": OTHER, "watch": True}
+
+
+def test_a_client_that_gives_up_does_not_keep_what_it_has_yet_to_call_harmful(
+    start: Start,
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 503
+        levels = [0.1 * (1 + place % 2) for place in range(2 * MOST_REFUSALS)]
+        tell(reporter, None, 4, [level for level in levels for _ in range(WATCHED)])
+        wait_for(lambda: service.refused)
+        reporter.put(Event("diverged", None, 4, "the loss rose"))
+        service.refuses["drift"] = 422
+        default = DESCRIPTION["default_configuration"]
+        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": False}
 
 
 def _tell_computing(reporter: Reporter, first_step: int) -> None:
