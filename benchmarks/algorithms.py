@@ -8,7 +8,7 @@
 Each algorithm runs under a few settings (``--sizes-mib``, ``--channels``, flat and by node); the
 fastest of each takes turns with the others in a run-off. A live tuning that may try all of them but
 qadam, which needs its own optimizer, comes before that, and what it ends at takes part. On the CPU
-models sleep instead of computing (see docs/performance.md), and qadam alone makes its optimizer's
+models sleep instead of computing (see docs/method.md), and qadam alone makes its optimizer's
 step. With one rank on each host the bytes that a host sends are compared with what the algorithm
 must send.
 """

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bagua_client.agent.detail import DROPPED_STEPS
 from benchmarks.support.load import Connection
 from benchmarks.support.serving import DEFAULT, RANKS, registration
 
@@ -19,8 +20,6 @@ STEP_SECONDS = 2.0
 """The ranks of a job that is tuned report each step."""
 LEASE_SECONDS = 45.0
 """As often a job that watches says that it runs."""
-DROPPED_STEPS = 2
-"""After a switch, that nothing is reported of."""
 BEST_BYTES = 4 * 2**20
 NOISE = 0.02
 

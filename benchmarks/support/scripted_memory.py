@@ -18,7 +18,6 @@ class ScriptedMemory:
         tunable: of the model, whose memory this becomes.
         rest_bytes: that the default takes.
         allowed_bytes: that there are.
-        factor: how much more than predicted a configuration takes beyond the default.
 
     Attributes:
         most_bytes: the most that was ever taken; above ``allowed_bytes`` a GPU would have ended the
@@ -26,11 +25,9 @@ class ScriptedMemory:
         retries: as of torch's allocator; a test may raise it.
     """
 
-    def __init__(
-        self, tunable: TunableUnits, rest_bytes: int, allowed_bytes: int, factor: float = 1.0
-    ) -> None:
+    def __init__(self, tunable: TunableUnits, rest_bytes: int, allowed_bytes: int) -> None:
         self.rest_bytes, self.most_bytes, self.retries = rest_bytes, 0, 0
-        self._tunable, self._allowed_bytes, self._factor = tunable, allowed_bytes, factor
+        self._tunable, self._allowed_bytes = tunable, allowed_bytes
         share = tunable.memory.share if tunable.memory is not None else UnitsMemory.share
         tunable._held.memory = UnitsMemory(
             tunable.units, self, tunable.layout, tunable.declared.new
@@ -45,7 +42,7 @@ class ScriptedMemory:
         units, parts = self._tunable.units, layout.partition
         extra = extra_bytes(units, configuration, parts, algorithm)
         extra += max(sum(copied_bytes(units, configuration, part, algorithm)) for part in parts)
-        return self.rest_bytes + int(self._factor * extra)
+        return self.rest_bytes + extra
 
     def reset(self) -> None:
         pass

@@ -18,6 +18,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import FIRST_REPORT_STEPS
 from bagua_client.agent.detail import DROPPED_STEPS
 from bagua_client.agent.pace import MOST_REDUCTIONS, SHORTEST_SECONDS
+from bagua_client.measuring.profiler import PROFILED_STEPS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
 from bagua_simulator.sharded import ShardedSimulator
@@ -27,7 +28,6 @@ from bagua_simulator.sharded import ShardedSimulator
 REPORT_STEPS = 4
 VOTE_STEPS = 2
 SWITCH_STEPS = 5  # as rivals are charged, all in all
-PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
 # From when the ranks tell that a trial runs until they know what follows it.
 DECISION_SECONDS = 0.1

@@ -34,7 +34,7 @@ BEARER = b"Bearer "
 OWN_PAGE = ("same-origin", "none")  # none: a typed address, or a bookmark
 LONGEST_SHOWN = 100
 # Between two lines that the previous token is still used.
-SILENT_SECONDS = 3600.0
+QUIET_SECONDS = 3600.0
 
 
 def install(app: Flask, settings: Settings) -> None:
@@ -137,7 +137,7 @@ class _PreviousToken:
     def used(self) -> None:
         now = time.monotonic()
         if now >= self._silent_until:
-            self._silent_until = now + SILENT_SECONDS
+            self._silent_until = now + QUIET_SECONDS
             logger.info(
                 "BAGUA_AUTOTUNE_PREVIOUS_TOKEN is still used: %s %s, from %s",
                 *(request.method, request.path, request.remote_addr),

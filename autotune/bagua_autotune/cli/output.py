@@ -30,6 +30,8 @@ NARROWEST_WORDS = 14
 INDENT = 6
 WIDEST = 10_000
 """A width in columns that no terminal has."""
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended."""
 
 
 def say(line: str) -> None:

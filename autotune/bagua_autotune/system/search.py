@@ -44,8 +44,6 @@ WORTH_CHANGING = 0.01
 # Settings slower than the user's own by more than this count as just so much slower: the rest says
 # nothing about the best.
 MOST_COST = 0.7
-# Every run takes about the same time, so trying only fast settings saves nothing.
-HORIZON_TRIALS = 1e6
 # A run that takes so many times as long as one with the user's own settings is not the fastest.
 PATIENCE = 3.0
 LEAST_PATIENCE_SECONDS = 20.0

@@ -54,10 +54,8 @@ def _export(job: str, *options: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def tail(log: Path, lines: int = 20) -> str:
+def tail(log: Path) -> str:
     """The end of a log, indented; empty if there is none."""
     if not log.exists():
         return ""
-    return "\n".join(
-        "    " + line for line in log.read_text(errors="replace").splitlines()[-lines:]
-    )
+    return "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-20:])

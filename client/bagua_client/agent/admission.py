@@ -22,7 +22,7 @@ from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
 from bagua_client.communication.agreement import Vote
-from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.communicator import CONNECT_SECONDS, Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_RANK = "a single rank communicates nothing"
 LATE = "not all ranks have BAGUA_AUTOTUNE=1 and a bagua_client wrapper; set both on all ranks"
-CONNECT_SECONDS = 30.0
-"""Longest time to make the ranks' control group, once a rank is known to be able to."""
+NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
 def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str, Choice]) -> str:

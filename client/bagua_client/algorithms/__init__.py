@@ -4,7 +4,10 @@ from bagua_client.algorithms.async_model_average import AsyncModelAverageAlgorit
 from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, offered, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
-from bagua_client.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua_client.algorithms.gradient_allreduce import (
+    DEFAULT_ALGORITHM,
+    GradientAllReduceAlgorithm,
+)
 from bagua_client.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
 )
@@ -14,6 +17,7 @@ from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_client.algorithms.quantized import QuantizedAlgorithm
 
 __all__ = [
+    "DEFAULT_ALGORITHM",
     "Algorithm",
     "AsyncModelAverageAlgorithm",
     "ByteGradAlgorithm",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bagua_client.algorithms.base import Algorithm, register
 
+DEFAULT_ALGORITHM = "gradient_allreduce"
 
-@register("gradient_allreduce", "gradients are averaged over all ranks")
+
+@register(DEFAULT_ALGORITHM, "gradients are averaged over all ranks")
 class GradientAllReduceAlgorithm(Algorithm):
     """Synchronous data parallelism (Li et al., PyTorch Distributed, VLDB 2020).
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from bagua_client.algorithms.quantized import RANGE_ELEMENTS
+from bagua_client.compression import BOUNDS_BYTES
 from bagua_client.layout import TensorSpec
 
-SCALED_ELEMENTS = 1024
-"""Numbers in eight bits that share a scale, of four bytes."""
 WORTH = 2
 """Torch's PowerSGD hook sends a matrix as it is unless that many times fewer numbers would do."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -88,8 +88,8 @@ def _bits16(sent: Sent) -> float:
 
 
 def _bits8(sent: Sent) -> float:
-    scales = 4 * math.ceil(sent.elements / SCALED_ELEMENTS)
-    return min(sent.bytes, sent.elements + scales) if sent.is_float else sent.bytes
+    bounds = BOUNDS_BYTES * math.ceil(sent.elements / RANGE_ELEMENTS)
+    return min(sent.bytes, sent.elements + bounds) if sent.is_float else sent.bytes
 
 
 def _powersgd(sent: Sent) -> float:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from bagua_client.algorithms import Algorithm, find
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -48,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-DEFAULT_ALGORITHM = "gradient_allreduce"
-NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
 class DistributedDataParallel(TunedModel, WithMoments):
@@ -287,7 +285,7 @@ def _tune(
     file: ConfigurationFile | None,
 ) -> None:
     # Without autotuning not even the agent's code is loaded.
-    from bagua_client.agent import start_agent, why_not_admitted
+    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
 
     wrapper._not_tuned = why_not_admitted(
         wrapper.process_group, refusal_of(wrapper, caps_of(wrapper)), environment.knobs

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.algorithms import Algorithm, find
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -25,8 +25,6 @@ from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-DEFAULT_ALGORITHM = "gradient_allreduce"
-NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 UNCHECKED = (
     "of a model that fully_shard shards it is not known on a GPU how long it waits for parameters"
 )
@@ -223,7 +221,7 @@ def _tune(
     optimizers: Sequence[torch.optim.Optimizer],
     file: ConfigurationFile | None,
 ) -> None:
-    from bagua_client.agent import start_agent, why_not_admitted
+    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
 
     units, refusal = _units_of(model)
     # By no collective: a rank that is not to be tuned would not come to one.

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bagua_client.algorithms import Algorithm, find
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
-from bagua_client.integrations.sharded_model import DEFAULT_ALGORITHM, NO_CONTROL_GROUP
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
 from bagua_client.zero.buckets import Buckets, refusal_of
@@ -145,7 +144,7 @@ def _tune(
     optimizers: Sequence[torch.optim.Optimizer],
     file: ConfigurationFile | None,
 ) -> None:
-    from bagua_client.agent import start_agent, why_not_admitted
+    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
 
     # By no collective: a rank that is not to be tuned would not come to one.
     engine._not_tuned = why_not_admitted(group, refusal, environment.knobs)

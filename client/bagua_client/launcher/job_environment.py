@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -20,14 +19,14 @@ AS_BAGUA = str(_PACKAGE / "compat" / "as_bagua")
 """The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours."""
 
 
-def inherited(variables: Mapping[str, str] = os.environ, as_bagua: bool = False) -> dict[str, str]:
+def inherited(as_bagua: bool = False) -> dict[str, str]:
     """The variables, beside those that are there already, of a job whose torch has our class.
 
     Args:
         as_bagua: whether ``import bagua`` finds ours in it; it goes on doing so in a job that is
             started in such a job.
     """
-    given = variables.get("PYTHONPATH")
+    given = os.environ.get("PYTHONPATH")
     # An empty path stands for the working directory, but nothing for no path.
     paths = [path for path in given.split(os.pathsep) if path != STARTUP] if given else []
     if as_bagua and AS_BAGUA not in paths:

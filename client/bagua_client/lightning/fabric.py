@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.lightning import checkpoint as checkpoints
 from bagua_client.lightning.checkpoint import Found, Kept
@@ -40,7 +40,7 @@ class WithAlgorithmInFabric(DDPStrategy):
 
     def __init__(
         self,
-        algorithm: str | Algorithm = "gradient_allreduce",
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         flatten: bool = True,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,

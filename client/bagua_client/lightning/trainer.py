@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.lightning import checkpoint as checkpoints
@@ -49,7 +49,7 @@ class WithAlgorithm(DDPStrategy):
 
     def __init__(
         self,
-        algorithm: str | Algorithm = "gradient_allreduce",
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         flatten: bool = True,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,

@@ -14,6 +14,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
 from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
+from bagua_client.sharded.memory import BYTES_OF_16_BITS
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
@@ -26,7 +27,6 @@ MOST_CHANNELS = 8
 """A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
 PREFETCHED, BUFFERS = (0, 2), (1, 2)
 """One unit ahead is what torch does anyway; more of either takes memory and showed nothing."""
-BYTES_OF_16_BITS = 2
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bagua_client.algorithms import Algorithm, find
+from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
@@ -36,7 +36,6 @@ from bagua_client.tunable.device_memory import memory_of
 
 logger = logging.getLogger(__name__)
 
-ALGORITHM = "gradient_allreduce"
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
@@ -141,7 +140,7 @@ class TunableUnits(ChangedTogether):
         for handle in self._handles:
             handle.remove()
         self.parameters = self.declared.parameters = ()
-        self.algorithm = find(ALGORITHM)
+        self.algorithm = find(DEFAULT_ALGORITHM)
 
     # Plan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bagua_client.algorithms import find
+from bagua_client.algorithms import DEFAULT_ALGORITHM, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
@@ -24,7 +24,6 @@ from bagua_client.zero.buckets import Buckets, refusal_of
 from bagua_client.zero.memory import BucketsMemory
 from bagua_client.zero.offer import Offer, default_of, sizes_of
 
-ALGORITHM = "gradient_allreduce"
 IN_USE = "a bucket is in use where a step ends"
 
 
@@ -59,7 +58,7 @@ class TunableEngine(ChangedTogether):
         self.parameters: Sequence[torch.nn.Parameter] = ()
         self.tensors = tuple(buckets.tensors)
         self.order = tuple(range(len(self.tensors)))
-        self.algorithm = find(ALGORITHM)
+        self.algorithm = find(DEFAULT_ALGORITHM)
         self._given = self.default = default_of(buckets)
         self.layout = plan(self.tensors, self.order, self.default)
         if (device_memory := memory_of(buckets.device)) is not None:

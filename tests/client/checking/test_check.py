@@ -70,7 +70,7 @@ def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
     # 64 x 64 and 64 numbers of four bytes; in the rank-1 form 2 x 64 and 64.
     assert found["shares"] == {
         "bits16": 0.5,
-        "bits8": (4160 + 4 * 5) / (4 * 4160),
+        "bits8": (4160 + 8 * 5) / (4 * 4160),
         "powersgd": 192 / 4160,
     }
     assert all(travelled > 0 for travelled in recorded)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bagua_autotune.cli.output import say
+from bagua_autotune.cli.output import INTERRUPTED, say
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.text import describe_seconds
@@ -21,7 +21,6 @@ from bagua_autotune.system.running.job import Interrupted, Job, stopping
 from bagua_autotune.system.running.runs import Outcome
 from bagua_autotune.views.steps import exposed_seconds, step_seconds
 
-INTERRUPTED = 130
 # Below so many times what remains without exposed communication: no gain that a job shows, and
 # none that is worth much.
 NOTHING, LITTLE = 1.02, 1.10

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bagua_autotune.cli.output import say_beside
+from bagua_autotune.cli.output import INTERRUPTED, say_beside
 from bagua_autotune.cli.system_request import Request
 from bagua_autotune.model.characters import clean
 from bagua_autotune.system.report import (
@@ -27,8 +27,6 @@ from bagua_autotune.system.settings.from_preset import ALLOWANCES
 from bagua_autotune.system.settings.places import Start
 from bagua_autotune.system.settings.presets import PRESETS
 from bagua_autotune.system.settings.variables import BACKENDS
-
-INTERRUPTED = 130
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bagua_autotune.cli.output import say
+from bagua_autotune.cli.output import INTERRUPTED, say
 from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.cli.service_reader import OtherRelease
@@ -23,8 +23,6 @@ from bagua_autotune.store.errors import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
 
 POLL_SECONDS = 1.0
-INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended."""
 
 
 @click.command()
