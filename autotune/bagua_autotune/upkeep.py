@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
+JUMP_SECONDS = 60.0
+"""A clock that is kept right is moved by less at once."""
 LOOKS = 12
 """How often, at least, a replica checks in each pause whether it is its turn."""
 
@@ -28,6 +31,7 @@ class Upkeep:
         keep_days: days after its last contact until a job is deleted; 0: it never is.
         pause_seconds: between two deletions.
         clock: seconds since the epoch.
+        steady: seconds of a clock that is never set.
     """
 
     def __init__(
@@ -37,12 +41,15 @@ class Upkeep:
         keep_days: float,
         pause_seconds: float = 3600.0,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._thin_days = thin_days
         self._keep_days = keep_days
         self._pause_seconds = pause_seconds
-        self._clock = clock
+        self._clock, self._steady = clock, steady
+        self._offset_seconds = clock() - steady()
+        self._even_from_seconds = -math.inf
         self._leases = Leases(store, clock)
         self._stopping = threading.Event()
 
@@ -59,7 +66,8 @@ class Upkeep:
         while not self._stopping.wait(look_seconds):
             try:
                 self._leases.look()
-                self.once()
+                if self.clock_is_even():
+                    self.once()
             except SQLAlchemyError as error:
                 logger.error(
                     "upkeep failed, as the database did: %s; trying again later",
@@ -67,6 +75,20 @@ class Upkeep:
                 )
             except Exception:
                 logger.exception("upkeep failed; trying again later")
+
+    def clock_is_even(self) -> bool:
+        """Whether the clock has not jumped for a pause. By a clock that jumped all jobs may seem
+        old, until those that run are heard of again or the clock is set right."""
+        steady_seconds = self._steady()
+        before, self._offset_seconds = self._offset_seconds, self._clock() - steady_seconds
+        jump_seconds = self._offset_seconds - before
+        if abs(jump_seconds) > JUMP_SECONDS:
+            self._even_from_seconds = steady_seconds + self._pause_seconds
+            logger.warning(
+                "upkeep: the clock jumped by %.0f s; nothing is deleted for the next %.0f s",
+                *(jump_seconds, self._pause_seconds),
+            )
+        return steady_seconds >= self._even_from_seconds
 
     def once(self) -> bool:
         """Delete what is old now. False if it is not this replica's turn."""

@@ -109,11 +109,19 @@ def _refuse_other_sites() -> None:
     if site is None:
         # Over plain HTTP browsers send only the origin. Behind a proxy its scheme may differ.
         origin = request.headers.get("Origin")
-        is_own = origin is None or urlsplit(origin).netloc == request.headers.get("Host")
+        is_own = origin is None or _host_of(origin) == request.headers.get("Host")
     else:
         is_own = site in OWN_PAGE or _is_followed_link()
     if not is_own:
         abort(403, "A page of another site must not use this service.")
+
+
+def _host_of(origin: str) -> str | None:
+    """The host and port of an origin; None: it is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _is_followed_link() -> bool:
@@ -155,8 +163,9 @@ def _check_token(
     is_one = [hmac.compare_digest(given, each) for each in expected]
     if any(is_one[1:]) and not is_one[0]:
         previous.used()
-    digest = digest_of(given.removeprefix(BEARER) if given.startswith(BEARER) else b"")
-    found = [team for team in teams if hmac.compare_digest(digest, team.digest)]
+    digest = digest_of(given.removeprefix(BEARER))
+    known = teams if given.startswith(BEARER) else ()
+    found = [team for team in known if hmac.compare_digest(digest, team.digest)]
     if not any(is_one) and not found:
         or_teams = ", or a team's token" if teams else ""
         abort(

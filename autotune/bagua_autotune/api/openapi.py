@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,13 +13,13 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.earlier.copies import Copy
+from bagua_autotune.model.job import JOB_ID
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store.maintenance.retention import Deleted, Pruned
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"
 OUT: Mode = "serialization"
-JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REFERENCE = "#/components/schemas/{model}"
 STATUS_TEXTS = {
     200: "Done",

@@ -10,9 +10,9 @@ from bagua_autotune import views
 from bagua_autotune.api.answers import answer, answer_if_changed, download
 from bagua_autotune.api.errors import failure, query_number
 from bagua_autotune.api.export import job_json, trials_csv
-from bagua_autotune.api.openapi import JOB_ID, document
+from bagua_autotune.api.openapi import document
 from bagua_autotune.api.teams import team_name
-from bagua_autotune.model.job import LONGEST_NAME
+from bagua_autotune.model.job import JOB_ID, LONGEST_NAME
 from bagua_autotune.views.lists import MOST_LISTED
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 

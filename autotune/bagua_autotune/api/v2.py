@@ -12,10 +12,9 @@ from bagua_autotune.api import reading, reports
 from bagua_autotune.api.answers import answer
 from bagua_autotune.api.bodies import parse, parse_both
 from bagua_autotune.api.errors import failure, query_flag
-from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
-from bagua_autotune.model.job import RUNS, Event, Observation
+from bagua_autotune.model.job import JOB_ID, RUNS, Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
@@ -32,7 +31,7 @@ MOST_TOLD = 20
 
 def _check_job_id() -> None:
     if not JOB_ID.fullmatch((request.view_args or {}).get("job_id", "any")):
-        abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
+        abort(422, f"The job id must match {JOB_ID.pattern}.")
 
 
 def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.characters import clean
+from bagua_autotune.model.job import JOB_ID
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url
@@ -154,8 +155,9 @@ def open_reader(database: str | None, url: str | None) -> Reader:
 
 def find_job(reader: Reader, job: str) -> views.JobOverview:
     """The job of this id, or else the newest of this name; ClickException if there is none."""
-    with suppress(UnknownJob):
-        return reader.overview(job)
+    if JOB_ID.fullmatch(job):
+        with suppress(UnknownJob):
+            return reader.overview(job)
     with suppress(UnknownJob):  # deleted since it was listed
         for named in reader.jobs(job):
             return reader.overview(named.id)

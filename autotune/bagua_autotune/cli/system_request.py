@@ -83,6 +83,8 @@ class Request:
         try:
             if self.keep:
                 self.keep.mkdir(parents=True, exist_ok=True)
+            if self.output and not self.output.parent.is_dir():
+                raise ValueError(f"--output: there is no folder {self.output.parent}")
             return asked_settings(options, self.command, os.environ)
         except (ValueError, OSError) as error:
             raise click.UsageError(str(error)) from error

@@ -15,9 +15,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.earlier.heritage import MOST_ALIKE, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.job import (
     BEING_TUNED,
+    JOB_ID,
     MOST_TENSORS,
     Earlier,
     Event,
@@ -43,7 +45,7 @@ MOST_JOBS = 8
 MOST_TRIALS = 2000
 ADOPTED = "the ranks had kept a copy of this job and brought it to this service"
 
-JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+JobId = Annotated[str, Field(pattern=f"^{JOB_ID.pattern}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Numbers = Annotated[tuple[float, ...], Field(max_length=8, fail_fast=True)]
@@ -59,8 +61,8 @@ class CopiedTrial(_Part):
     purpose: Purpose
     configuration: dict[str, Given]
     state: TrialState
-    cost: float | None = None
-    standard_error: Annotated[float, Field(ge=0)] | None = None
+    cost: Annotated[float, Field(ge=-LARGEST_SPEED, le=LARGEST_SPEED)] | None = None
+    standard_error: Annotated[float, Field(ge=0, le=LARGEST_SPEED)] | None = None
     steps: Count = 0
     outliers: Count = 0
     failure: Annotated[str, Field(max_length=4000), AfterValidator(without_nul)] | None = None
@@ -99,6 +101,13 @@ class CopiedJob(_Part):
     first: JobId
     number: Annotated[int, Field(ge=1, le=2**31)]
     trials: Annotated[tuple[CopiedTrial, ...], Field(max_length=MOST_TRIALS, fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CopiedJob:
+        rounds = [*(trial.round for trial in self.trials), self.round]
+        if rounds != sorted(rounds):
+            raise ValueError("the rounds of trials must ascend, up to the job's own")
+        return self
 
 
 class Copy(_Part):

@@ -66,10 +66,10 @@ class StepTime:
         return 1.0  # d(log t) = dt / t
 
     def speedup(self, gain: float, baseline_cost: float) -> float:
-        return math.exp(max(-LARGEST_LOG, min(gain, LARGEST_LOG)))
+        return _exponential(gain)
 
     def seconds(self, cost: float) -> float | None:
-        return math.exp(cost)
+        return _exponential(cost)
 
 
 class Speed:
@@ -120,3 +120,7 @@ OBJECTIVES: dict[Api, Objective] = {
     "runs": RunTime(),
     "scores": RunScore(),
 }
+
+
+def _exponential(logarithm: float) -> float:
+    return math.exp(max(-LARGEST_LOG, min(logarithm, LARGEST_LOG)))

@@ -27,6 +27,8 @@ class Team(BaseModel):
     def _has_one_token(self) -> Team:
         if (self.token is None) == (self.token_sha256 is None):
             raise ValueError("needs either a token or a token_sha256")
+        if self.digest == digest_of(b""):
+            raise ValueError("token_sha256 is that of an empty token, which everybody has")
         return self
 
     @property

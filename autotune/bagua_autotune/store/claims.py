@@ -18,12 +18,12 @@ from bagua_autotune.store.engine.tables import ClaimRow
 
 # Longer than a decision takes on a busy machine. A job may wait so long for a killed replica.
 CLAIM_SECONDS = 30.0
-# One that is over is taken, too.
+# One that is over is taken, too, and one of a clock that was ahead and has been set right.
 TAKE = text(
     "INSERT INTO claims (job_id, owner, until) "
     "SELECT id, CAST(:owner AS VARCHAR), CAST(:until AS FLOAT) FROM jobs WHERE id = :job_id "
     "ON CONFLICT (job_id) DO UPDATE SET owner = excluded.owner, until = excluded.until "
-    "WHERE claims.until <= :now RETURNING job_id"
+    "WHERE claims.until <= :now OR claims.until > :latest RETURNING job_id"
 )
 
 
@@ -48,6 +48,7 @@ def claimed(store: Store, job_id: str, clock: Callable[[], float]) -> Iterator[b
 
 def take(store: Store, job_id: str, owner: str, now: float) -> bool:
     """Claim the job now; False if another replica has it, or there is no such job."""
-    given = {"job_id": job_id, "owner": owner, "until": now + CLAIM_SECONDS, "now": now}
+    ends = {"until": now + CLAIM_SECONDS, "now": now, "latest": now + 2 * CLAIM_SECONDS}
+    given = {"job_id": job_id, "owner": owner, **ends}
     with store.database.writing() as session:
         return session.scalar(TAKE, given) is not None

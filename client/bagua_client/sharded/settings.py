@@ -59,9 +59,6 @@ class Settings:
         for unit in self._units:
             if unit.is_spread_narrowly:  # Torch would gather it where it is kept from now on.
                 unit.module.reshard()
-        for part in parts:
-            if len(part) > 1:
-                self._let_go(part)
         self._merged.merge(parts)
         asked = kept_units(self._units, configuration.kept_units)
         nodes = self._communicator.nodes(configuration)
@@ -77,11 +74,6 @@ class Settings:
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)
         self._traffic.configuration, self._traffic.algorithm = configuration, algorithm
-
-    def _let_go(self, part: Sequence[int]) -> None:
-        for place in part:
-            if self._units[place].is_gathered:  # As after a call of its ``unshard``.
-                self._units[place].module.reshard()
 
     def _gather_ahead(self, leading: Sequence[Unit], depth: int) -> None:
         self._is_ahead = depth > 0

@@ -223,7 +223,7 @@ class TunableUnits(ChangedTogether):
 
     def _scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
         """Called in the backward pass, for each unit in the same order on all ranks."""
-        if not self._is_open:
+        if not self._is_open and self.units[unit].sums_wholly:
             self._is_open = True
             after_backward(self._reduced)
         self._look_at_memory(unit, is_gathered=False)
@@ -264,7 +264,8 @@ class TunableUnits(ChangedTogether):
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._is_in_forward = False
         self._passes.forward_ends(output)
-        if self._unmergeable == NOT_SEEN and self._steps:
+        is_whole = output is not None  # An error may have ended it.
+        if self._unmergeable == NOT_SEEN and self._steps and is_whole:
             # What is used twice in a pass, or in another order, cannot communicate as one.
             inner = [place for place, unit in enumerate(self.units) if unit.name]
             in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner

@@ -18,6 +18,19 @@ import torch
 from bagua_client.torch_private.sharded import Unit
 
 KNOWN_RELEASES = ("2.13", "2.14")
+OWN_SETTINGS = (
+    "gradient_divide_factor",
+    "reduce_grads",
+    "all_reduce_grads",
+    "reshard_after_backward",
+    "unshard_in_backward",
+    "_all_reduce_hook",
+    "_all_reduce_hook_stream",
+    "unshard_async_op",
+    "reduce_scatter_unused_params",
+    "force_sum_reduction_for_comms",
+)
+"""What a training may set on a unit at any time, and units have to have in common."""
 
 
 def why_not() -> str:
@@ -55,11 +68,12 @@ def _settings_of(unit: Unit) -> tuple[Any, ...]:
         *(unit.dtypes, unit.is_trained, unit.device, unit.ranks, id(unit.own_group)),
         *(group.mp_policy, group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
-        *(group.gradient_divide_factor, group.reduce_grads, group.all_reduce_grads),
-        *(group.reshard_after_backward, group.unshard_in_backward, group._all_reduce_hook),
-        *(group.unshard_async_op, group.reduce_scatter_unused_params),
-        group.force_sum_reduction_for_comms,
+        *_own_settings(unit),
     )
+
+
+def _own_settings(unit: Unit) -> tuple[Any, ...]:
+    return tuple(getattr(unit.group, name) for name in OWN_SETTINGS)
 
 
 def _ranks_after_forward(group: Any) -> int:
@@ -90,14 +104,29 @@ class MergedUnits:
 
     def merge(self, parts: Sequence[tuple[int, ...]]) -> None:
         """Have the units of each part communicate as one, by the first of them. Every unit must be
-        idle and let go of, and no backward pass may be to come.
+        idle, and no backward pass may be to come.
 
         Args:
             parts: of the units' places, each in ascending order; together all of them.
+
+        Raises:
+            RuntimeError: gradients wait to be summed up over the copies of the model, or the
+                training has set one thing on one unit of a part and another on another.
         """
-        if list(parts) == self._parts:
-            return
         changed = {place for part in {*parts} ^ {*self._parts} for place in part}
+        if not changed:
+            return
+        for unit in self._units:
+            if unit.group._partial_reduce_output is not None:
+                raise RuntimeError("gradients wait to be summed up over the copies of the model")
+        for place in changed:
+            if self._units[place].is_gathered:  # As after a call of its ``unshard``.
+                self._units[place].module.reshard()
+        self._give_back_settings()
+        for part in parts:
+            first, *others = (_own_settings(self._units[place]) for place in part)
+            if any(other != first for other in others):
+                raise RuntimeError("the training has set different things on units to be merged")
         for place in changed:
             self._take_hooks(self._units[place])
         self._parts = list(parts)
@@ -110,6 +139,13 @@ class MergedUnits:
                 self._join(part)
         absorbed = {id(self._units[place].state) for part in parts for place in part[1:]}
         self._context.all_states[:] = [s for s in self._states if id(s) not in absorbed]
+
+    def _give_back_settings(self) -> None:
+        """What the training has set meanwhile on merged units, their first one has."""
+        for unit, part in self.leading:
+            for place in part[1:]:
+                for name, value in zip(OWN_SETTINGS, _own_settings(unit), strict=True):
+                    setattr(self._units[place].group, name, value)
 
     def settle(self) -> None:
         """Let go of merged units of which a pass used a part only, as where a training calls one of

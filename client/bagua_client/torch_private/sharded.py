@@ -135,6 +135,12 @@ class Unit:
         return bool(self.group.reshard_after_backward)
 
     @property
+    def sums_wholly(self) -> bool:
+        """Whether its gradients are reduced over all ranks now, and not for this copy of the model
+        alone, as in all but the last backward passes of a step (``set_requires_all_reduce``)."""
+        return self.given.copies is None or bool(self.group.all_reduce_grads)
+
+    @property
     def is_replaceable(self) -> bool:
         """Whether other objects may communicate it (since torch 2.9)."""
         return self.given.gather is not None

@@ -94,6 +94,7 @@ def test_on_a_network_a_token_guards_under_any_name() -> None:
         {"Origin": "http://evil.example"},
         {"Origin": "http://localhost:3000"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_a_page_of_another_site_is_refused(client: FlaskClient, headers: dict[str, str]) -> None:

@@ -185,6 +185,7 @@ def test_the_log_says_which_team_deleted_a_job(
         ([{"name": "a"}], "either a token or a token_sha256"),
         ([{"name": "a", "token": "secret", "token_sha256": "0" * 64}], "either a token"),
         ([{"name": "a", "token_sha256": "secret"}], "0.token_sha256"),
+        ([{"name": "a", "token_sha256": hashlib.sha256(b"").hexdigest()}], "an empty token"),
         ([{"name": "a", "token": "secret", "most_jobs": 0}], "0.most_jobs"),
         ([{"name": "a", "token": "secret"}, {"name": "b", "token": "secret"}], "same token"),
         ([{"name": "a", "token": "secret"}, {"name": "a", "token": "2"}], "same name"),

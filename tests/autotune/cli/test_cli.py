@@ -239,6 +239,16 @@ def test_json_is_what_the_api_answers(
     assert ask("/jobs?limit=2")["next"] == "new"
 
 
+def test_of_a_service_any_name_can_be_asked_for(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of a script's models have signs that no id has, such as digits#2."""
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
+    found = run("show", "[b]x", "--json", "--url", service)
+    assert json.loads(found.stdout)["job"]["id"] == "x"
+    assert "there is no job '%#2'" in run("show", "%#2", "--url", service).stderr
+
+
 def test_an_address_without_a_scheme_is_http(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
     found = run("jobs", "--url", service.removeprefix("http://"))

@@ -128,6 +128,22 @@ def no_cost(copy: dict[str, Any]) -> None:
     copy["jobs"][0]["trials"][0]["cost"] = None
 
 
+def boundless_cost(copy: dict[str, Any]) -> None:
+    copy["jobs"][0]["trials"][0]["cost"] = 1e300
+
+
+def boundless_error(copy: dict[str, Any]) -> None:
+    copy["jobs"][0]["trials"][0]["standard_error"] = 1e300
+
+
+def round_to_come(copy: dict[str, Any]) -> None:
+    copy["jobs"][0]["trials"][1]["round"] = 1
+
+
+def round_of_before(copy: dict[str, Any]) -> None:
+    copy["jobs"][0]["round"] = copy["jobs"][0]["trials"][0]["round"] = 1
+
+
 def strange_costs(copy: dict[str, Any]) -> None:
     copy["jobs"][0]["costs"] = {"[]": [1.0, 1.0], "nothing": [1.0]}
 
@@ -151,6 +167,10 @@ def later_format(copy: dict[str, Any]) -> None:
         other_size,
         no_end,
         no_cost,
+        boundless_cost,
+        boundless_error,
+        round_to_come,
+        round_of_before,
         strange_costs,
         many_jobs,
         unknown_field,

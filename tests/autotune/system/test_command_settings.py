@@ -91,6 +91,13 @@ def test_a_file_is_given_as_a_copy_and_kept_if_asked(folder: Path) -> None:
     assert list((folder.parent / "tmp").iterdir()) == []
 
 
+def test_a_result_that_could_not_be_written_is_refused_before_the_first_run(folder: Path) -> None:
+    done = system(folder, ["--set", "TUNED=1,2", "--output", str(folder / "none" / "runs.json")])
+    assert done.returncode == 2
+    assert f"--output: there is no folder {folder / 'none'}" in done.stderr
+    assert runs(folder) == []
+
+
 def test_without_keep_the_keys_are_named_and_variables_are_set(folder: Path) -> None:
     (folder.parent / "ds.json").write_text("{}")
     done = system(

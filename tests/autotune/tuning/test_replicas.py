@@ -83,6 +83,8 @@ def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(empty_url: str) -> 
         assert not fourth
     with claims.claimed(store, "nobody", clock) as unknown:
         assert not unknown
+    clock.now -= 3 * CLAIM_SECONDS  # It was ahead, and has been set right.
+    assert claims.take(store, "job", "of now", clock())
     store.close()
 
 

@@ -137,7 +137,10 @@ def system(**given: Any) -> None:
         finally:
             if request.output and session.search:
                 runs = document(session.search, request.command, verdict, start)
-                request.output.write_text(json.dumps(runs, indent=2) + "\n")
+                try:
+                    request.output.write_text(json.dumps(runs, indent=2) + "\n")
+                except OSError as error:
+                    say_beside(f"--output cannot be written: {error}")
     if session.search is None or verdict is None or start is None:
         sys.exit(INTERRUPTED)
     _tell(session.search, verdict, start, price)

@@ -59,7 +59,8 @@ def backup(url: str, file: Path) -> None:
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{shown(source)} cannot be copied to {file}: {error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def restore(url: str, file: Path) -> Restored:
@@ -91,7 +92,8 @@ def restore(url: str, file: Path) -> Restored:
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{file} cannot be restored to {target}: {error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return restored
 
 

@@ -5,10 +5,12 @@ Each transaction is small, so that no report waits long for the database.
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, delete, select, text, update
+from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS, JobPhase
 from bagua_autotune.model.text import describe_seconds
@@ -22,11 +24,11 @@ CHORE = "retention"
 TAKE_TURN = text(
     "INSERT INTO chores (name, due_at, done_until) VALUES (:name, :next, 0) "
     "ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at "
-    "WHERE chores.due_at <= :now RETURNING done_until"
+    "WHERE chores.due_at <= :now OR chores.due_at > :latest RETURNING done_until"
 )
 DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
-PAGES_AT_ONCE = 1000
+VACUUM = "PRAGMA incremental_vacuum(1000)"
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
 # draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
@@ -59,12 +61,14 @@ DELETED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.la
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
-    """Take the turn, which one of the replicas gets once in each pause.
+    """Take the turn, which one of the replicas gets once in each pause. One that would come after
+    two pauses is of a clock that was ahead.
 
     Returns:
         Jobs whose last report came before this time are thinned already; None: not our turn.
     """
     given = {"name": CHORE, "next": now + pause_seconds, "now": now}
+    given["latest"] = now + 2 * pause_seconds
     with store.database.writing() as session:
         done_until: float | None = session.scalar(TAKE_TURN, given)
     return done_until
@@ -175,9 +179,12 @@ def shrink(store: Store) -> None:
     while True:
         with store.database.writing() as session:
             driver = session.connection().connection.cursor()
-            (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
-            driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
-            (left,) = driver.execute("PRAGMA freelist_count").fetchone()
+            try:
+                (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
+                driver.execute(VACUUM).fetchall()
+                (left,) = driver.execute("PRAGMA freelist_count").fetchone()
+            except sqlite3.Error as error:  # as SQLAlchemy's own cursor does
+                raise OperationalError(VACUUM, None, error) from error
         if left == 0 or left == unused:  # a file of an older release cannot shrink
             return
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
@@ -146,6 +147,43 @@ def test_it_goes_on_by_itself(tmp_path: Path) -> None:
     assert came.wait(60)
     upkeep.stop()
     assert [(job.id, job.phase) for job in stored_jobs(store)] == [("lost", "lost")]
+    store.close()
+
+
+def test_after_a_jump_of_the_clock_nothing_is_deleted_for_a_pause(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A training that runs says so every 45 s only, and may seem silent for days."""
+    wall, steady = [1000.0], [5.0]
+    upkeep = Upkeep(store, 7, 90, 3600.0, lambda: wall[0], lambda: steady[0])
+    assert upkeep.clock_is_even()
+    wall[0], steady[0] = wall[0] + 30, steady[0] + 30
+    assert upkeep.clock_is_even()
+    wall[0] += 91 * DAY_SECONDS
+    assert not upkeep.clock_is_even()
+    wall[0], steady[0] = wall[0] + 3599, steady[0] + 3599
+    assert not upkeep.clock_is_even()
+    wall[0], steady[0] = wall[0] + 1, steady[0] + 1
+    assert upkeep.clock_is_even()
+    assert caplog.text.count("the clock jumped by 7862400 s") == 1
+
+
+def test_a_turn_of_a_clock_that_was_ahead_keeps_nobody_waiting(store: Store) -> None:
+    assert retention.claim(store, 1e6, 100.0) is not None
+    assert retention.claim(store, 1e6 + 99, 100.0) is None
+    assert retention.claim(store, 1e6 - 101, 100.0) is not None  # due two pauses later
+    assert retention.claim(store, 1e6 - 2, 100.0) is None
+    assert retention.claim(store, 1e6 - 1, 100.0) is not None
+
+
+def test_a_file_that_cannot_be_written_is_told_as_every_failure_of_a_database(
+    tmp_path: Path,
+) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
+    with store.database.writing() as session:
+        session.connection().exec_driver_sql("PRAGMA query_only = 1")
+    with pytest.raises(OperationalError, match="readonly"):
+        retention.prune_now(store, 1)
     store.close()
 
 
