@@ -12,7 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 
 import bagua_client
 from bagua_client.communication import link
@@ -33,6 +38,12 @@ class Kind:
     blocks: int = 4
     checkpoints: bool = False
     micro_batches: int = 1
+    is_uneven: bool = False
+    """Steps with odd numbers have one micro-batch, as at the end of an epoch."""
+    awaits: str = "gradient sync"
+    """Only the last micro-batch does this; ``reshard``: this and resharding; or ``all-reduce``."""
+    divides_from: int = 0
+    """The step from which the training divides gradients by 3; 0: never."""
     param_dtype: torch.dtype | None = None
     clips: bool = False
     offloads: bool = False
@@ -108,9 +119,12 @@ def train(
         if step in changes:
             tunable = tunable_of(model)
             assert model.reconfigure(replace(tunable.default, **_possible(changes[step], tunable)))
-        for part in range(kind.micro_batches):
+        if kind.divides_from and step == kind.divides_from:
+            _divide_by_3(model)
+        parts = 1 if kind.is_uneven and step % 2 else kind.micro_batches
+        for part in range(parts):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
-            model.set_requires_gradient_sync(part == kind.micro_batches - 1)
+            _say_if_last(model, kind, part == parts - 1)
             loss = model(torch.randn(5, WIDTH)).square().mean()
             loss.backward()
             losses.append(loss.item())
@@ -128,6 +142,22 @@ def train(
         if kind.between == "evaluation after step":
             losses += _evaluated(model)
     return losses, optimizer
+
+
+def _say_if_last(model: Any, kind: Kind, is_last: bool) -> None:
+    if kind.awaits == "all-reduce":
+        model.set_requires_all_reduce(is_last)
+        return
+    model.set_requires_gradient_sync(is_last)
+    if kind.awaits == "reshard":
+        model.set_reshard_after_backward(is_last)
+
+
+def _divide_by_3(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # All that gloo has.
+            module.set_gradient_divide_factor(3.0)
 
 
 def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, Any]:

@@ -46,6 +46,10 @@ SEQUENCE: dict[int, dict[str, Any]] = {
 KINDS = {
     "activation-checkpoints": Kind(checkpoints=True),
     "micro-batches": Kind(micro_batches=3),
+    # What units are merged or parted in is set on some of them only.
+    "uneven-steps": Kind(micro_batches=2, is_uneven=True),
+    "uneven-and-gathered": Kind(micro_batches=2, is_uneven=True, awaits="reshard", clips=True),
+    "set-while-merged": Kind(divides_from=5),
     "bfloat16": Kind(param_dtype=torch.bfloat16, clips=True),
     "offloaded": Kind(offloads=True),
     "ignored-and-tied": Kind(ignores=True, tied=True),
@@ -69,6 +73,8 @@ def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[st
 
 def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
+    accumulating = Kind(replicas=2, micro_batches=2, awaits="all-reduce")
+    assert four_ranks.run(differs, accumulating, SEQUENCE) == [""] * 4
 
 
 def _stripes_between_copies(channels: int) -> set[int]:

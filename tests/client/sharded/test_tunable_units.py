@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from bagua_client import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings
 from bagua_client.torch_private.merged_units import why_not
-from tests.client.sharded.models import Kind, sharded, train
+from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.ranks import RankPool
 
 MERGES = pytest.mark.skipif(bool(why_not()), reason=f"units that travel as one: {why_not()}")
@@ -171,6 +172,83 @@ def test_nothing_is_merged_while_a_backward_pass_is_to_come(two_ranks: RankPool)
     for stock, merged, kept, ours in two_ranks.run(_with_an_open_pass):
         assert (merged, kept) == (5, 5)
         assert ours == stock
+
+
+def _accumulating_copies() -> tuple[int, int, str]:
+    """Steps that were seen of three; how many units communicate after a change that was asked for
+    in the middle of one; and what differs then."""
+    kind = Kind(replicas=2, micro_batches=2, awaits="all-reduce")
+    models: list[Any] = [sharded(kind), bagua_client.tune(sharded(kind))]
+    for model in models:
+        train(model, kind, {}, 1)
+    tunable = tunable_of(models[1])
+    tunable.attach()
+    before = tunable._steps
+    for model in models:
+        train(model, kind, {}, 3)
+    seen = tunable._steps - before
+    for model in models:
+        model.set_requires_all_reduce(False)
+        model(torch.ones(2, 9)).square().mean().backward()
+    assert models[1].reconfigure(replace(tunable.default, bucket_bytes=5000))
+    for model in models:
+        train(model, kind, {}, 2)
+    one, other = (state_of(model) for model in models)
+    differing = [name for name in one if not torch.equal(one[name], other[name])]
+    return seen, len(tunable._held.settings._merged.leading), ", ".join(differing)
+
+
+@MERGES
+def test_in_the_middle_of_a_step_of_several_copies_nothing_is_merged(four_ranks: RankPool) -> None:
+    """There a unit has the sum over its own copy, which waits for that over all."""
+    assert four_ranks.run(_accumulating_copies) == [(3, 5, "")] * 4
+
+
+def _merged_after(breaks: bool) -> int:
+    """How many units communicate, where the first pass of a watched step may have broken."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable = tunable_of(model)
+    train(model, Kind(), {}, 1)
+    broken = model.blocks[2].register_forward_pre_hook(lambda *_: 1 / 0 if breaks else None)
+    with nullcontext() if not breaks else pytest.raises(ZeroDivisionError):
+        model(torch.ones(2, 9))
+    broken.remove()
+    model.reset_iter_state()
+    train(model, Kind(), {}, 2)
+    assert model.reconfigure(replace(tunable.default, bucket_bytes=5000))
+    train(model, Kind(), {}, 1)
+    return len(tunable._held.settings._merged.leading)
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 does not recover"
+)
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_forward_pass_that_broke_says_nothing_of_the_order(
+    two_ranks: RankPool, breaks: bool
+) -> None:
+    assert two_ranks.run(_merged_after, breaks) == [2, 2]
+
+
+def _set_apart() -> tuple[int, int]:
+    """How many units communicate after a change, before and after one differs from the others."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable, found = tunable_of(model), []
+    train(model, Kind(), {}, 3)
+    for bucket_bytes in (5000, 360, 5000):
+        assert model.reconfigure(replace(tunable.default, bucket_bytes=bucket_bytes))
+        train(model, Kind(), {}, 1)
+        found.append(len(tunable._held.settings._merged.leading))
+        if bucket_bytes == 360:
+            model.blocks[1].set_reshard_after_backward(False, recurse=False)
+    return found[0], found[-1]
+
+
+@MERGES
+def test_units_that_the_training_has_set_apart_are_not_merged(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_set_apart) == [(2, 5)] * 2
 
 
 def _goes_on() -> tuple[int, int]:
