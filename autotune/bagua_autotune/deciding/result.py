@@ -165,6 +165,15 @@ def is_about_winner(result: Result, job: Job, event: Event, trials: Sequence[Tri
     return is_harm and repeats_change(result.configuration, tried, job.baseline)
 
 
+def winner_tried_again(job: Job, trials: Sequence[Trial]) -> int | None:
+    """The open trial of what was kept before: the ranks run it as what was kept until they are told
+    of the trial, and then tell its harm without a number."""
+    last = trials[-1] if trials else None
+    if last is None or not last.is_open or job.result is None or job.result.kept != "winner":
+        return None
+    return last.index if last.configuration == job.result.configuration else None
+
+
 def give_up(
     result: Result, job: Job, kind: EventKind, reason: str, next_index: int
 ) -> tuple[Result, Trial | None]:

@@ -73,6 +73,8 @@ class CopiedTrial(_Part):
     def _consistent(self) -> CopiedTrial:
         if (self.state == "measured") != (self.cost is not None):
             raise ValueError("a trial has a cost if it was measured, and only then")
+        if self.state == "measured" and not self.steps:
+            raise ValueError("a trial that was measured has steps")
         return self
 
 

@@ -72,10 +72,13 @@ class Knowledge:
             tried = {configuration.get("hierarchical") for configuration in own}
             new = explicit_candidates(job.space, job.baseline, candidates, layouts, model)
             lists += [c for c in new if c.get("hierarchical") not in tried and c not in lists]
+        # What a training names need be none of them, and may be the best.
+        known = set(candidates)
+        named = dict.fromkeys(c for c in told if c not in known and not c.get(PARTITION_KNOB))
         remaining = job.limits.remaining_steps / TRIAL_STEPS
         return Problem(
             space=job.space,
-            candidates=(*candidates, *lists) if lists else candidates,
+            candidates=(*candidates, *named, *lists) if named or lists else candidates,
             layouts=layouts,
             # Seeded by what is tuned: another replica, or a restarted one, decides the same.
             seed=zlib.crc32(job.fingerprint.encode()),

@@ -158,7 +158,8 @@ def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
 
 
 def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float:
-    """How many steps of the training lay between the first steps of two trials, on average.
+    """How many steps of the training lay between the first steps of two trials, on average: at
+    least one, also where a client numbers each trial's steps anew.
 
     Args:
         trials: of a round.
@@ -167,7 +168,7 @@ def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float
     first_steps = [observed[trial.index].first for trial in trials if trial.index in observed]
     if len(first_steps) < FEWEST_TRIALS:
         return TRIAL_STEPS
-    return (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2)
+    return max(1.0, (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2))
 
 
 def refusal(job: Job, steps_since: int | None) -> str | None:

@@ -18,6 +18,8 @@ from bagua_autotune.store.engine.tables import ClaimRow
 
 # Longer than a decision takes on a busy machine. A job may wait so long for a killed replica.
 CLAIM_SECONDS = 30.0
+# By clocks that nearly agree, none ends later than this.
+MOST_SECONDS = 2 * CLAIM_SECONDS
 # One that is over is taken, too, and one of a clock that was ahead and has been set right.
 TAKE = text(
     "INSERT INTO claims (job_id, owner, until) "
@@ -46,9 +48,14 @@ def claimed(store: Store, job_id: str, clock: Callable[[], float]) -> Iterator[b
             session.execute(own)
 
 
+def is_in_force(until: float, now: float) -> bool:
+    """Whether a claim with this end keeps others from deciding."""
+    return now < until <= now + MOST_SECONDS
+
+
 def take(store: Store, job_id: str, owner: str, now: float) -> bool:
     """Claim the job now; False if another replica has it, or there is no such job."""
-    ends = {"until": now + CLAIM_SECONDS, "now": now, "latest": now + 2 * CLAIM_SECONDS}
+    ends = {"until": now + CLAIM_SECONDS, "now": now, "latest": now + MOST_SECONDS}
     given = {"job_id": job_id, "owner": owner, **ends}
     with store.database.writing() as session:
         return session.scalar(TAKE, given) is not None

@@ -265,7 +265,12 @@ class Pool:
             if self._threads == MOST_AT_ONCE:
                 return
             self._threads += 1
-        threading.Thread(target=self._run, name="decisions", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="decisions", daemon=True).start()
+        except RuntimeError:  # There is no room for a thread; the next one takes this up.
+            with self._guard:
+                self._threads -= 1
+            raise
 
     def is_busy(self, key: str) -> bool:
         with self._guard:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
 from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.deciding.result import give_up, is_about_winner
+from bagua_autotune.deciding.result import give_up, is_about_winner, winner_tried_again
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
@@ -41,6 +41,7 @@ from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store
+from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.tuning.background import (
@@ -308,8 +309,11 @@ class Tuner:
         reason = clean(event.message) or NO_REASON
         level = logging.INFO if code == INFEASIBLE_CODE else logging.ERROR
         logger.log(level, "job %s: %s: %s", job.id, what, reason)
-        if event.trial is not None and not job.is_over:
-            self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
+        index = event.trial
+        if index is None and not job.is_over:
+            index = winner_tried_again(job, self.store.trials(job.id))
+        if index is not None and not job.is_over:
+            self._decisions.give_up(job.id, Failed.of(index, event, memory))
         elif job.result and job.result.kept == "winner":
             trials = self.store.trials(job.id)
             if is_about_winner(job.result, job, event, trials):
@@ -371,7 +375,7 @@ class Tuner:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
         contact, claimed_until = self.store.contact_and_claim(job_id)
-        is_claimed = claimed_until is not None and claimed_until > self._clock()
+        is_claimed = claimed_until is not None and is_in_force(claimed_until, self._clock())
         state = self._states.get(job_id, contact.version, lambda: self._read_state(job_id))
         return contact, state.model_copy(update={"deciding": deciding or is_claimed})
 

@@ -17,6 +17,7 @@ from bagua_autotune.model.text import KNOB_WORDS, words_of
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
+from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.jobs import Contact, read_each
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
@@ -192,7 +193,7 @@ class Overviews:
         """The job, and whether this process or another decides what follows in it."""
         is_deciding = self._is_deciding(job_id)
         contact, claimed_until = self.store.contact_and_claim(job_id)
-        return contact, is_deciding or (claimed_until or 0.0) > time.time()
+        return contact, is_deciding or is_in_force(claimed_until or 0.0, time.time())
 
     def curve(self, job_id: str) -> Curve:
         """What the search believes; made anew once a trial was closed.

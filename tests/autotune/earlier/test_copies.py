@@ -136,6 +136,10 @@ def boundless_error(copy: dict[str, Any]) -> None:
     copy["jobs"][0]["trials"][0]["standard_error"] = 1e300
 
 
+def no_steps(copy: dict[str, Any]) -> None:
+    copy["jobs"][0]["trials"][0]["steps"] = 0
+
+
 def round_to_come(copy: dict[str, Any]) -> None:
     copy["jobs"][0]["trials"][1]["round"] = 1
 
@@ -169,6 +173,7 @@ def later_format(copy: dict[str, Any]) -> None:
         no_cost,
         boundless_cost,
         boundless_error,
+        no_steps,
         round_to_come,
         round_of_before,
         strange_costs,

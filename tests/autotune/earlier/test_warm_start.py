@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from bagua_autotune.measuring.confirmation import confirmed_gain
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Inherited, Observation
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.deciding.test_decision import FAST, make_job
 from tests.autotune.support import MIB, Ranks, make_spec
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
+from tests.autotune.tuning.test_tuner import drive
 
 
 @pytest.fixture
@@ -50,6 +52,21 @@ def test_the_second_run_is_at_its_best_from_the_first_switch_and_sure_after_two_
         truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)
         assert result.low * 0.97 < truth < result.high * 1.03
         assert result.trials == 2
+
+
+def test_what_a_training_names_wins_where_it_is_the_best_though_no_candidate(
+    tuner: Tuner,
+) -> None:
+    """Candidates' sizes are powers of two and the halves between them."""
+    named = {"bucket_bytes": 10 * MIB, "hierarchical": "off"}
+
+    def step_seconds(configuration: Mapping[str, Value]) -> float:
+        return 0.12 if configuration["bucket_bytes"] == 10 * MIB else 0.2
+
+    tuner.register("job", make_spec(begin_with=named, limits={"max_samples": 12}))
+    found = drive(tuner, "job", Ranks(0, 0.01, step_seconds)).result
+    assert found is not None
+    assert (found.kept, found.configuration) == ("winner", Configuration(named))
 
 
 def test_the_second_run_of_a_job_whose_default_was_best_needs_one_trial(tuner: Tuner) -> None:

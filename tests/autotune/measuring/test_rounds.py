@@ -255,7 +255,13 @@ def test_a_default_that_was_kept_as_its_time_was_over_is_no_best_of_an_earlier_r
 
 
 @pytest.mark.parametrize(
-    ("begins", "expected"), [([5], TRIAL_STEPS), ([5, 40, 60], TRIAL_STEPS), ([5, 40, 60, 88], 24)]
+    ("begins", "expected"),
+    [
+        ([5], TRIAL_STEPS),
+        ([5, 40, 60], TRIAL_STEPS),
+        ([5, 40, 60, 88], 24),
+        ([5, 5, 5, 5], 1),  # a client that numbers each trial's steps anew
+    ],
 )
 def test_what_a_trial_takes_is_known_after_some_and_without_the_first(
     begins: list[int], expected: float

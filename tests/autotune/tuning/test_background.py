@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,23 @@ def test_who_asked_first_comes_first_and_nobody_waits_twice():
     assert turns.count("patient") == 1
     assert "greedy, never" not in turns
     assert turns.index("greedy, last") > turns.index("greedy, first")
+
+
+def test_a_thread_that_could_not_be_started_is_not_counted(monkeypatch):
+    pool, made = Pool(), []
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for job in range(MOST_AT_ONCE + 1):
+            with pytest.raises(RuntimeError):
+                pool.start(f"job{job}", partial(made.append, job))
+    done = threading.Event()
+    pool.start("last", done.set)
+    assert done.wait(60)
+    assert made == list(range(MOST_AT_ONCE + 1))
 
 
 def test_a_hundred_jobs_that_wait_take_no_thread_each():

@@ -81,6 +81,25 @@ def test_a_later_tuning_of_the_job_leaves_it_out(tuner: Tuner) -> None:
     assert precisions(tuner, "second") == {"as_is"}
 
 
+def test_harm_told_just_after_a_round_was_opened_is_that_of_its_first_trial() -> None:
+    """The ranks still run the winner as what was kept, and name no trial."""
+    tuner = Tuner(Store("sqlite://"))
+    kept = tune(tuner, "job").configuration
+    tuner.take_event("job", Event("drift", None, 20_000, "slower"))
+    trial = tuner.open_trial("job")
+    assert trial is not None
+    assert (trial.configuration, kept["wire_precision"]) == (kept, "bf16")
+    tuner.take_event("job", Event("diverged", None, 20_001, MESSAGE))
+    ranks = Ranks(1, 0.01, step_seconds)
+    ranks.step = 20_010
+    result = drive(tuner, "job", ranks).result
+    assert tuner.store.trial("job", trial.index).state == "failed"
+    assert result is not None
+    assert result.configuration["wire_precision"] == "as_is"
+    tried = [t for t in tuner.store.trials("job") if t.round == 1 and t.index > trial.index]
+    assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
+
+
 def test_the_next_jobs_neither_begin_with_it_nor_try_it(tuner: Tuner) -> None:
     for number in range(3):
         state = tune(tuner, f"next{number}", number)

@@ -84,7 +84,10 @@ def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(empty_url: str) -> 
     with claims.claimed(store, "nobody", clock) as unknown:
         assert not unknown
     clock.now -= 3 * CLAIM_SECONDS  # It was ahead, and has been set right.
-    assert claims.take(store, "job", "of now", clock())
+    (_, until), now = store.contact_and_claim("job"), clock()
+    assert not claims.is_in_force(until or 0.0, now)
+    assert claims.take(store, "job", "of now", now)
+    assert claims.is_in_force(store.contact_and_claim("job")[1] or 0.0, now)
     store.close()
 
 
