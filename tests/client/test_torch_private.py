@@ -23,6 +23,7 @@ from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps
+from bagua_client.torch_private.wrapper import parameters_of
 from tests.ranks import RankPool
 
 MIB = 1 << 20
@@ -96,7 +97,7 @@ class _Seen:
 def _cut(caps: Caps, **options: Any) -> list[list[int]]:
     """The buckets of three steps with a new reducer, and whether torch has cut them."""
     ddp = DistributedDataParallel(_model(), **options)
-    parameters = torchs.parameters_of(ddp)
+    parameters = parameters_of(ddp)
     assert [id(p) for p in parameters.tensors] == [id(p) for p in ddp.module.parameters()]
     _step(ddp)
     torchs.rebuild(ddp)
@@ -139,7 +140,7 @@ def _static() -> tuple[list[bool], bool]:
     assert torchs.rebuilds(ddp)
     for _ in range(3):
         _step(ddp)
-    torchs.new_reducer(ddp, torchs.parameters_of(ddp), Caps(1, 1))
+    torchs.new_reducer(ddp, parameters_of(ddp), Caps(1, 1))
     rebuilt = []
     for _ in range(4):
         _step(ddp)
@@ -203,7 +204,7 @@ def _user_hooks() -> list[tuple[str, bool] | None]:
     for ddp in ddps:
         hook = torchs.user_hook_of(ddp)
         found.append(None if hook is None else (hook.name, hook.run is not None))
-        torchs.new_reducer(ddp, torchs.parameters_of(ddp), Caps(1, 1))
+        torchs.new_reducer(ddp, parameters_of(ddp), Caps(1, 1))
         if hook is not None:
             torchs.register_user_hook(ddp, hook, None)
             assert torchs.user_hook_of(ddp) == hook

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.reducer.comm_hook import Travel, Watcher, watched
 from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.wrapper import parameters_of
 
 
 class Cut:
@@ -35,7 +36,7 @@ class Cut:
         self._wrapper = weakref.ref(ddp)
         self._watcher = watcher
         self._theirs: torchs.UserHook | None = None
-        self.parameters = torchs.parameters_of(ddp)
+        self.parameters = parameters_of(ddp)
         self.default_caps = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.is_hooked, self.is_final, self._is_timed = False, True, False

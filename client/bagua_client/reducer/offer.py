@@ -17,6 +17,7 @@ from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
+from bagua_client.torch_private.wrapper import knows_parameters
 
 KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62
@@ -197,6 +198,8 @@ def refusal_of(ddp: DistributedDataParallel, default_caps: Caps) -> str:
         return "torch reduces the gradients without its C++ reducer, so there are no buckets"
     if ddp.device.type not in KNOWN_DEVICES:
         return f"steps on devices of type {ddp.device.type} cannot be timed here"
+    if not knows_parameters(ddp):
+        return "other parameters are trained now than when torch's wrapper was made; make it anew"
     if default_caps.each_bytes:
         return "bucket_cap_mb_list was given, which already sets each bucket"
     if torchs.finalizes_by_hand(ddp):

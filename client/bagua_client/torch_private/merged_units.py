@@ -58,6 +58,8 @@ def families(units: Sequence[Unit]) -> list[str]:
 def _is_like(one: Unit, other: Unit) -> bool:
     if one.name.rpartition(".")[0] != other.name.rpartition(".")[0]:
         return False
+    if not one.carries_itself:  # What the training's own objects know of a unit is its own.
+        return False
     return bool(_settings_of(one) == _settings_of(other))
 
 
@@ -69,6 +71,8 @@ def _settings_of(unit: Unit) -> tuple[Any, ...]:
         *(group.mp_policy, group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
         *_own_settings(unit),
+        # A hook of the training's may know a unit by its size.
+        *([unit.name] if group._all_reduce_hook is not None else []),
     )
 
 
@@ -93,6 +97,8 @@ class MergedUnits:
         self._units = units
         self._parameters = [list(unit.group.fsdp_params) for unit in units]
         self._modules = [tuple(unit.state._modules) for unit in units]
+        # Torch takes them from parameters that are trained when a training begins.
+        self._dtypes = [(unit.group._orig_dtype, unit.group._reduce_dtype) for unit in units]
         self._context: Any = units[0].state._state_ctx
         self._states = list(self._context.all_states)
         self._parts: list[tuple[int, ...]] = [(place,) for place in range(len(units))]
@@ -125,8 +131,11 @@ class MergedUnits:
         self._give_back_settings()
         for part in parts:
             first, *others = (_own_settings(self._units[place]) for place in part)
-            if any(other != first for other in others):
-                raise RuntimeError("the training has set different things on units to be merged")
+            has_hook = len(part) > 1 and self._units[part[0]].group._all_reduce_hook is not None
+            if has_hook or any(other != first for other in others):
+                raise RuntimeError(
+                    "the training has set different things, or a hook, on units to be merged"
+                )
         for place in changed:
             self._take_hooks(self._units[place])
         self._parts = list(parts)
@@ -184,7 +193,7 @@ class MergedUnits:
         for module in modules:
             _owner_of(module, state)
         _hook(state)
-        group._init_mp_dtypes()
+        group._orig_dtype, group._reduce_dtype = self._dtypes[part[0]]
         group._register_state_dict_hooks()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.torch_private.wrapper import Parameters, kept_parameters
+from bagua_client.torch_private.wrapper import Parameters, all_trained
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import BuiltinCommHookType as BuiltinCommHookType
@@ -62,15 +61,6 @@ def split_graphs(ddp: DistributedDataParallel, size_bytes: int) -> None:
     ddp.bucket_bytes_cap = max(min(size_bytes, GRAPH_BYTES), c10d._DEFAULT_FIRST_BUCKET_BYTES)
 
 
-def parameters_of(ddp: DistributedDataParallel) -> Parameters:
-    """The parameters in the order of the reducer's indices. No public way leads to this list."""
-    if ddp in kept_parameters:
-        return kept_parameters[ddp]
-    tensors, expect_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
-    names = ddp._build_debug_param_to_name_mapping(tensors)  # type: ignore[no-untyped-call]
-    return Parameters(tensors, expect_sparse, names)
-
-
 def caps_of(ddp: DistributedDataParallel) -> Caps:
     """The caps in force. Torch keeps what the user gave under private names."""
     whole = int(ddp.bucket_bytes_cap)
@@ -87,20 +77,6 @@ def can_cut(caps: Caps) -> bool:
         return True
     firsts = (caps.bucket_bytes, c10d._DEFAULT_FIRST_BUCKET_BYTES)
     return not caps.each_bytes and caps.first_bytes in firsts
-
-
-@contextmanager
-def all_trained(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Make all ``parameters`` require gradients inside this context: torch registers no gradient
-    hook on a frozen one."""
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
 
 
 def on_each_gradient(

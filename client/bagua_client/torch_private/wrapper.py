@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -44,6 +44,51 @@ class Parameters:
 
 kept_parameters: WeakKeyDictionary[DistributedDataParallel, Parameters] = WeakKeyDictionary()
 """The parameters of each of our wrappers, as it was made with them."""
+
+
+@contextmanager
+def all_trained(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Make all ``parameters`` require gradients inside this context: torch registers no gradient
+    hook on a frozen one."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def parameters_of(ddp: DistributedDataParallel) -> Parameters:
+    """The parameters in the order of the reducer's indices. No public way leads to this list.
+
+    Raises:
+        LookupError: some were frozen or unfrozen since the reducer was made, and not all of the
+            frozen ones.
+    """
+    if ddp in kept_parameters:
+        return kept_parameters[ddp]
+    count = ddp._get_ddp_logging_data()["num_parameter_tensors"]  # type: ignore[no-untyped-call]
+    buffers = ddp.modules_buffers, ddp.named_module_buffers
+    # Torch leaves out those that were frozen when it made the reducer.
+    for thawed in ((), ddp._module_parameters):
+        with all_trained(thawed):
+            tensors, expect_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+            names = ddp._build_debug_param_to_name_mapping(tensors)  # type: ignore[no-untyped-call]
+        ddp.modules_buffers, ddp.named_module_buffers = buffers  # Torch lists them anew.
+        if len(tensors) == count:
+            return kept_parameters.setdefault(ddp, Parameters(tensors, expect_sparse, names))
+    raise LookupError(f"the reducer has {count} parameters, and {len(tensors)} are there now")
+
+
+def knows_parameters(ddp: DistributedDataParallel) -> bool:
+    """Whether it can be told which parameters the reducer has."""
+    try:
+        parameters_of(ddp)
+    except LookupError:
+        return False
+    return True
 
 
 class WithMoments(DistributedDataParallel):

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 import bagua_client
 from bagua_client.communication import link
@@ -42,11 +43,15 @@ class Kind:
     """Steps with odd numbers have one micro-batch, as at the end of an epoch."""
     awaits: str = "gradient sync"
     """Only the last micro-batch does this; ``reshard``: this and resharding; or ``all-reduce``."""
+    freezes_from: int = 0
+    """The step from which the blocks are frozen for two steps; 0: never."""
     divides_from: int = 0
     """The step from which the training divides gradients by 3; 0: never."""
     param_dtype: torch.dtype | None = None
     clips: bool = False
     offloads: bool = False
+    own_reductions: bool = False
+    """Whether an object of the training's reduces each unit, and remembers its size."""
     ignores: bool = False
     tied: bool = False
     frozen: bool = False
@@ -102,9 +107,36 @@ def sharded(kind: Kind) -> nn.Module:
     if kind.ignores:
         options["ignored_params"] = {model.gain}
     fully_shard(model, **options)
+    for module in model.modules() if kind.own_reductions else ():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(_Remembers())
     if kind.compiles == "model":
         model.compile(backend="eager")
     return model
+
+
+class _Remembers(ReduceScatter):
+    """Reduces one unit, and adds what was left over in the step before."""
+
+    def __init__(self) -> None:
+        self._left: torch.Tensor | None = None
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        whole = input_tensor if self._left is None else input_tensor + self._left
+        rough = whole.bfloat16().float()
+        self._left = whole - rough
+        dist.reduce_scatter_tensor(output_tensor, rough, group=group)
+        output_tensor.div_(dist.get_world_size(group))
 
 
 def train(
@@ -121,6 +153,8 @@ def train(
             assert model.reconfigure(replace(tunable.default, **_possible(changes[step], tunable)))
         if kind.divides_from and step == kind.divides_from:
             _divide_by_3(model)
+        if kind.freezes_from and step in (kind.freezes_from, kind.freezes_from + 2):
+            model.blocks.requires_grad_(step != kind.freezes_from)
         parts = 1 if kind.is_uneven and step % 2 else kind.micro_batches
         for part in range(parts):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())

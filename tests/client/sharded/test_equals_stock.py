@@ -50,6 +50,8 @@ KINDS = {
     "uneven-steps": Kind(micro_batches=2, is_uneven=True),
     "uneven-and-gathered": Kind(micro_batches=2, is_uneven=True, awaits="reshard", clips=True),
     "set-while-merged": Kind(divides_from=5),
+    "frozen-while-merged": Kind(freezes_from=4, param_dtype=torch.bfloat16),
+    "own-reductions": Kind(own_reductions=True),
     "bfloat16": Kind(param_dtype=torch.bfloat16, clips=True),
     "offloaded": Kind(offloads=True),
     "ignored-and-tied": Kind(ignores=True, tied=True),
@@ -160,4 +162,9 @@ def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
     changes = dict(SEQUENCE)
     if kind.user_keeps:
         changes = {1: {"channels": 2}, 4: {"prefetch": 1}}
+    if kind.freezes_from:
+        changes = {3: {"bucket_bytes": 700}, 4: {"bucket_bytes": 5000}}
+    if kind.own_reductions:
+        sizes = {4: {"bucket_bytes": 700}, 6: {"bucket_bytes": 5000}}
+        changes = {1: {"kept_units": 3}, **sizes, 8: {"kept_units": 4, "prefetch": 1}}
     assert two_ranks.run(differs, kind, changes) == ["", ""]
