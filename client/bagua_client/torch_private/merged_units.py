@@ -136,6 +136,7 @@ class MergedUnits:
                 raise RuntimeError(
                     "the training has set different things, or a hook, on units to be merged"
                 )
+        hooks = [_OtherHooks(module) for place in changed for module in self._modules[place]]
         for place in changed:
             self._take_hooks(self._units[place])
         self._parts = list(parts)
@@ -146,6 +147,8 @@ class MergedUnits:
         for part in parts:
             if part[0] in changed:
                 self._join(part)
+        for each in hooks:
+            each.put_back()
         absorbed = {id(self._units[place].state) for part in parts for place in part[1:]}
         self._context.all_states[:] = [s for s in self._states if id(s) not in absorbed]
 
@@ -195,6 +198,26 @@ class MergedUnits:
         _hook(state)
         group._orig_dtype, group._reduce_dtype = self._dtypes[part[0]]
         group._register_state_dict_hooks()
+
+
+class _OtherHooks:
+    """The training's own forward hooks of a module, which run before torch's that are taken away
+    and made anew, or after them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._before, self._after = list(module._forward_pre_hooks), list(module._forward_hooks)
+
+    def put_back(self) -> None:
+        """Have them run again where they ran."""
+        module: Any = self._module
+        first, last = module._forward_pre_hooks, module._forward_hooks
+        gone = [place for place, each in enumerate(self._before) if each not in first]
+        for each in reversed(self._before[: min(gone, default=0)]):
+            first.move_to_end(each, last=False)
+        gone = [place for place, each in enumerate(self._after) if each not in last]
+        for each in self._after[max(gone, default=len(self._after)) + 1 :]:
+            last.move_to_end(each)
 
 
 def _owner_of(module: torch.nn.Module, state: Any) -> None:

@@ -18,8 +18,8 @@ def test_a_replicated_model_can_send_halves_quarters_and_vectors() -> None:
     found = shares(gradients(specs(nn.Conv2d(64, 64, 4))), has_shapes=True)
     weights, biases = 64 * 64 * 16, 64
     assert found["bits16"] == 0.5
-    scales = weights // 1024 + 1
-    assert found["bits8"] == pytest.approx(0.25 + scales / (weights + biases))
+    ranges = weights // 1024 + 1
+    assert found["bits8"] == pytest.approx(0.25 + 2 * ranges / (weights + biases))
     # Beside the first size all others are columns, as in torch's hook.
     assert found["powersgd"] == pytest.approx((64 + 1024 + biases) / (weights + biases))
 
@@ -44,4 +44,4 @@ def test_of_a_sharded_model_weights_are_gathered_in_their_own_precision() -> Non
         found = shares([*gradients([unit]), *gathers], has_shapes=False)
         assert found["bits16"] == pytest.approx(left)
         sent = 4 + 2 * width
-        assert found["bits8"] == pytest.approx(3 * (1 + 4 / 1024) / sent)
+        assert found["bits8"] == pytest.approx(3 * (1 + 8 / 1024) / sent)

@@ -50,6 +50,8 @@ class Kind:
     param_dtype: torch.dtype | None = None
     clips: bool = False
     offloads: bool = False
+    hooks: bool = False
+    """Whether the training has forward hooks of its own on each block, around torch's."""
     own_reductions: bool = False
     """Whether an object of the training's reduces each unit, and remembers its size."""
     ignores: bool = False
@@ -81,7 +83,7 @@ class Net(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             values = block(values)
-        values = self.head(values) * self.gain
+        values = self.head(values.to(self.head.weight.dtype)) * self.gain
         return self.tail(values) if self._tied else values
 
 
@@ -89,7 +91,9 @@ def sharded(kind: Kind) -> nn.Module:
     """A model with the same weights on all ranks, one unit for each block and one for the rest."""
     torch.manual_seed(0)
     model = Net(kind)
-    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(kind.param_dtype, torch.float32)}
+    given_back = torch.float32 if kind.hooks else None
+    policy = MixedPrecisionPolicy(kind.param_dtype, torch.float32, given_back)
+    options: dict[str, Any] = {"mp_policy": policy}
     if kind.replicas > 1:  # Else each call makes a mesh of its own.
         shape, names = (kind.replicas, dist.get_world_size() // kind.replicas), ("copies", "parts")
         options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -107,12 +111,25 @@ def sharded(kind: Kind) -> nn.Module:
     if kind.ignores:
         options["ignored_params"] = {model.gain}
     fully_shard(model, **options)
+    for block in model.blocks if kind.hooks else ():
+        block.register_forward_pre_hook(_exact_inputs, prepend=True)
+        block.register_forward_hook(_exact_outputs)
     for module in model.modules() if kind.own_reductions else ():
         if isinstance(module, FSDPModule):
             module.set_custom_reduce_scatter(_Remembers())
     if kind.compiles == "model":
         model.compile(backend="eager")
     return model
+
+
+def _exact_inputs(_: nn.Module, inputs: Any) -> Any:
+    """Torch's own hook, which comes next, rounds what this gives."""
+    return (inputs[0].float() * 1.1,)
+
+
+def _exact_outputs(_: nn.Module, __: Any, outputs: torch.Tensor) -> torch.Tensor:
+    """Torch's own hook, which came before, has made them whole again."""
+    return outputs * 1.01
 
 
 class _Remembers(ReduceScatter):

@@ -52,6 +52,7 @@ KINDS = {
     "set-while-merged": Kind(divides_from=5),
     "frozen-while-merged": Kind(freezes_from=4, param_dtype=torch.bfloat16),
     "own-reductions": Kind(own_reductions=True),
+    "own-hooks": Kind(hooks=True, param_dtype=torch.bfloat16),
     "bfloat16": Kind(param_dtype=torch.bfloat16, clips=True),
     "offloaded": Kind(offloads=True),
     "ignored-and-tied": Kind(ignores=True, tied=True),
