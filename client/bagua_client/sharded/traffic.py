@@ -69,6 +69,7 @@ class Traffic:
             if not unit.is_replaceable:
                 unit.tell(partial(self._scatter_begins, place, 0))
                 continue
+            unit.look_at_objects()
             given = unit.given
             copies = Copies(self, given.copies) if unit.sums_by_itself else given.copies
             gather, scatter = Gather(self, place, given.gather), Scatter(self, place, given.scatter)
@@ -78,6 +79,7 @@ class Traffic:
         """Have what was there before communicate."""
         for unit in self._units:
             if unit.is_replaceable:
+                unit.look_at_objects()
                 given = unit.given
                 unit.communicate_by(given.gather, given.scatter, given.copies)
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +93,12 @@ class Unit:
             getattr(group, "_reduce_scatter_comm", None),
             getattr(group.mesh_info, "replicate_process_group", None),
         )
+        self._put = self.given.gather, self.given.scatter
+        self._kept_as = self.given.mesh_kept
+        self._lists = (
+            self.state._states_to_forward_prefetch,
+            self.state._states_to_backward_prefetch,
+        )
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
@@ -166,9 +172,11 @@ class Unit:
         Args:
             nodes: from :func:`spread_over`; None: none.
         """
+        if self.group.post_forward_mesh_info is not self._kept_as:  # by the training, since
+            self.given = replace(self.given, mesh_kept=self.group.post_forward_mesh_info)
         own = self.given.mesh_kept
         spread = own if nodes is None or not self.may_be_spread else nodes
-        self.group.post_forward_mesh_info = None if is_kept else spread
+        self._kept_as = self.group.post_forward_mesh_info = None if is_kept else spread
         for each in self.group.fsdp_params if own is not None else ():
             if each.post_forward_mesh_info != spread:
                 each.post_forward_mesh_info = spread
@@ -177,19 +185,40 @@ class Unit:
 
     def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
         """Gather these ahead."""
-        self.state._states_to_forward_prefetch = [unit.state for unit in forward]
-        self.state._states_to_backward_prefetch = [unit.state for unit in backward]
+        self._look_at_lists()
+        self._gather_ahead([unit.state for unit in forward], [unit.state for unit in backward])
 
     def prefetch_as_given(self) -> None:
-        self.state._states_to_forward_prefetch = list(self.given.forward)
-        self.state._states_to_backward_prefetch = list(self.given.backward)
+        self._look_at_lists()
+        self._gather_ahead(list(self.given.forward), list(self.given.backward))
+
+    def _look_at_lists(self) -> None:
+        forward = self.state._states_to_forward_prefetch
+        backward = self.state._states_to_backward_prefetch
+        if forward is not self._lists[0]:  # by the training, since
+            self.given = replace(self.given, forward=tuple(forward))
+        if backward is not self._lists[1]:
+            self.given = replace(self.given, backward=tuple(backward))
+
+    def _gather_ahead(self, forward: list[Any], backward: list[Any]) -> None:
+        self._lists = forward, backward
+        self.state._states_to_forward_prefetch = forward
+        self.state._states_to_backward_prefetch = backward
 
     def communicate_by(self, gather: Any, scatter: Any, copies: Any) -> None:
         """Have these objects communicate it; ``copies`` only where there are several."""
-        self.group._all_gather_comm = gather
-        self.group._reduce_scatter_comm = scatter
+        self._put = gather, scatter
+        self.group._all_gather_comm, self.group._reduce_scatter_comm = self._put
         if self.given.copies is not None:
             self.group.mesh_info.replicate_process_group = copies
+
+    def look_at_objects(self) -> None:
+        """Note those that the training has set to communicate it since."""
+        gather, scatter = self.group._all_gather_comm, self.group._reduce_scatter_comm
+        if gather is not self._put[0]:
+            self.given = replace(self.given, gather=gather)
+        if scatter is not self._put[1]:
+            self.given = replace(self.given, scatter=scatter)
 
     @property
     def sums_by_itself(self) -> bool:

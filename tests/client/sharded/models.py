@@ -52,8 +52,9 @@ class Kind:
     offloads: bool = False
     hooks: bool = False
     """Whether the training has forward hooks of its own on each block, around torch's."""
-    own_reductions: bool = False
-    """Whether an object of the training's reduces each unit, and remembers its size."""
+    reduces_from: int = -1
+    """The step from which an object of the training's reduces each unit, and remembers its size;
+    -1: never."""
     ignores: bool = False
     tied: bool = False
     frozen: bool = False
@@ -114,9 +115,8 @@ def sharded(kind: Kind) -> nn.Module:
     for block in model.blocks if kind.hooks else ():
         block.register_forward_pre_hook(_exact_inputs, prepend=True)
         block.register_forward_hook(_exact_outputs)
-    for module in model.modules() if kind.own_reductions else ():
-        if isinstance(module, FSDPModule):
-            module.set_custom_reduce_scatter(_Remembers())
+    if kind.reduces_from == 0:
+        _reduce_by_hand(model)
     if kind.compiles == "model":
         model.compile(backend="eager")
     return model
@@ -156,6 +156,12 @@ class _Remembers(ReduceScatter):
         output_tensor.div_(dist.get_world_size(group))
 
 
+def _reduce_by_hand(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(_Remembers())
+
+
 def train(
     model: Any, kind: Kind, changes: Changes, steps: int, optimizer: Any = None, first: int = 0
 ) -> tuple[list[float], Any]:
@@ -170,6 +176,8 @@ def train(
             assert model.reconfigure(replace(tunable.default, **_possible(changes[step], tunable)))
         if kind.divides_from and step == kind.divides_from:
             _divide_by_3(model)
+        if step == kind.reduces_from > 0:
+            _reduce_by_hand(model)
         if kind.freezes_from and step in (kind.freezes_from, kind.freezes_from + 2):
             model.blocks.requires_grad_(step != kind.freezes_from)
         parts = 1 if kind.is_uneven and step % 2 else kind.micro_batches

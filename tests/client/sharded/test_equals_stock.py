@@ -51,7 +51,8 @@ KINDS = {
     "uneven-and-gathered": Kind(micro_batches=2, is_uneven=True, awaits="reshard", clips=True),
     "set-while-merged": Kind(divides_from=5),
     "frozen-while-merged": Kind(freezes_from=4, param_dtype=torch.bfloat16),
-    "own-reductions": Kind(own_reductions=True),
+    "own-reductions": Kind(reduces_from=0),
+    "own-reductions-later": Kind(reduces_from=6),
     "own-hooks": Kind(hooks=True, param_dtype=torch.bfloat16),
     "bfloat16": Kind(param_dtype=torch.bfloat16, clips=True),
     "offloaded": Kind(offloads=True),
@@ -165,7 +166,8 @@ def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
         changes = {1: {"channels": 2}, 4: {"prefetch": 1}}
     if kind.freezes_from:
         changes = {3: {"bucket_bytes": 700}, 4: {"bucket_bytes": 5000}}
-    if kind.own_reductions:
-        sizes = {4: {"bucket_bytes": 700}, 6: {"bucket_bytes": 5000}}
-        changes = {1: {"kept_units": 3}, **sizes, 8: {"kept_units": 4, "prefetch": 1}}
+    if kind.reduces_from >= 0:
+        changes = {1: {"kept_units": 3}, 8: {"kept_units": 4, "prefetch": 1}}
+    if kind.reduces_from == 0:
+        changes |= {4: {"bucket_bytes": 700}, 6: {"bucket_bytes": 5000}}
     assert two_ranks.run(differs, kind, changes) == ["", ""]

@@ -251,6 +251,30 @@ def test_units_that_the_training_has_set_apart_are_not_merged(two_ranks: RankPoo
     assert two_ranks.run(_set_apart) == [(2, 5)] * 2
 
 
+def _set_later() -> tuple[list[bool], list[int]]:
+    """For each unit, after a change: whether it is kept, and how many it gathers ahead, where the
+    training has set both after the change before."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable = tunable_of(model)
+    train(model, Kind(), {}, 3)
+    assert model.reconfigure(replace(tunable.default, prefetch=1))
+    train(model, Kind(), {}, 1)
+    model.set_reshard_after_forward(False)
+    model.blocks[0].set_modules_to_forward_prefetch([model.blocks[1], model.blocks[2]])
+    assert model.reconfigure(replace(tunable.default, scatter_buffers=2))
+    train(model, Kind(), {}, 1)
+    kept = [unit.group.post_forward_mesh_info is None for unit in tunable.units]
+    return kept, [len(unit.state._states_to_forward_prefetch) for unit in tunable.units]
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"), reason="torch before 2.13"
+)
+def test_what_the_training_sets_later_is_what_a_change_goes_back_to(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_set_later) == [([True] * 5, [0, 2, 0, 0, 0])] * 2
+
+
 def _goes_on() -> tuple[int, int]:
     """How many backward passes were seen after one that broke; how many passes are remembered."""
     model: Any = bagua_client.tune(sharded(Kind()))
