@@ -21,11 +21,11 @@ COMPUTING_SECONDS = 0.05
 
 
 class Few(nn.Module):
-    """Two weights, and a while to compute."""
+    """Few weights, and a while to compute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
+        self.weight = nn.Parameter(torch.ones(32, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(COMPUTING_SECONDS)
