@@ -98,7 +98,8 @@ class MergedUnits:
         self._parameters = [list(unit.group.fsdp_params) for unit in units]
         self._modules = [tuple(unit.state._modules) for unit in units]
         # Torch takes them from parameters that are trained when a training begins.
-        self._dtypes = [(unit.group._orig_dtype, unit.group._reduce_dtype) for unit in units]
+        names = "_orig_dtype", "_reduce_dtype"
+        self._dtypes = [tuple(getattr(unit.group, n, None) for n in names) for unit in units]
         self._context: Any = units[0].state._state_ctx
         self._states = list(self._context.all_states)
         self._parts: list[tuple[int, ...]] = [(place,) for place in range(len(units))]
