@@ -14,7 +14,8 @@ from bagua_autotune.api.bodies import parse, parse_both
 from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
-from bagua_autotune.model.job import JOB_ID, RUNS, Event, Observation
+from bagua_autotune.model.characters import JOB_ID
+from bagua_autotune.model.job import RUNS, Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives

@@ -13,8 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
-from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import JOB_ID
+from bagua_autotune.model.characters import JOB_ID, clean
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url

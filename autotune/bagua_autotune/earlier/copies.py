@@ -16,10 +16,9 @@ from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.earlier.heritage import MOST_ALIKE, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.objective import LARGEST_SPEED
-from bagua_autotune.model.characters import without_nul
+from bagua_autotune.model.characters import JOB_ID, without_nul
 from bagua_autotune.model.job import (
     BEING_TUNED,
-    JOB_ID,
     MOST_TENSORS,
     Earlier,
     Event,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
 
 def without_nul(text: str) -> str:
     """Raise ValueError if the text holds a NUL, which PostgreSQL cannot store."""

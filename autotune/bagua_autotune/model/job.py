@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -37,7 +36,6 @@ from bagua_autotune.model.view import Moment
 # there are none: its runs are timed by their steps, or have a score of their own.
 Api = Literal["v1", "v2", "runs", "scores"]
 RUNS: tuple[Api, ...] = ("runs", "scores")
-JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 JobPhase = Literal["tuning", "confirming", "finished", "ended", "lost"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 # The training ended, or is lost, before its tuning did.
