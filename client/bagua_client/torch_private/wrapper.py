@@ -69,7 +69,7 @@ def parameters_of(ddp: DistributedDataParallel) -> Parameters:
     """
     if ddp in kept_parameters:
         return kept_parameters[ddp]
-    count = ddp._get_ddp_logging_data()["num_parameter_tensors"]  # type: ignore[no-untyped-call]
+    count = ddp._get_ddp_logging_data().get("num_parameter_tensors")  # type: ignore[no-untyped-call]
     buffers = ddp.modules_buffers, ddp.named_module_buffers
     # Torch leaves out those that were frozen when it made the reducer.
     for thawed in ((), ddp._module_parameters):
@@ -77,7 +77,7 @@ def parameters_of(ddp: DistributedDataParallel) -> Parameters:
             tensors, expect_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
             names = ddp._build_debug_param_to_name_mapping(tensors)  # type: ignore[no-untyped-call]
         ddp.modules_buffers, ddp.named_module_buffers = buffers  # Torch lists them anew.
-        if len(tensors) == count:
+        if count in (None, len(tensors)):
             return kept_parameters.setdefault(ddp, Parameters(tensors, expect_sparse, names))
     raise LookupError(f"the reducer has {count} parameters, and {len(tensors)} are there now")
 
