@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -18,7 +18,6 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 import bagua_client
 from bagua_client.communication import link
@@ -132,8 +131,9 @@ def _exact_outputs(_: nn.Module, __: Any, outputs: torch.Tensor) -> torch.Tensor
     return outputs * 1.01
 
 
-class _Remembers(ReduceScatter):
-    """Reduces one unit, and adds what was left over in the step before."""
+class _Remembers:
+    """Reduces one unit, and adds what was left over in the step before. It is no subclass of
+    torch's: releases before 2.9 have none."""
 
     def __init__(self) -> None:
         self._left: torch.Tensor | None = None
@@ -159,7 +159,7 @@ class _Remembers(ReduceScatter):
 def _reduce_by_hand(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_custom_reduce_scatter(_Remembers())
+            module.set_custom_reduce_scatter(cast(Any, _Remembers()))
 
 
 def train(
