@@ -1,14 +1,14 @@
 """Step times that a profile of one job predicts, beside those that others measured.
 
 The profile is what a tuning left behind, say on two hosts of one GPU. What was measured, say on two
-nodes of two, is a cell of ``benchmarks/gain.py``, which swept many settings in one process, or a
-tuned job, whose trials are compared. Only its shape is used for the predictions. Measured are
-medians of all steps with a setting; the range is of all these steps, too.
+nodes of two, is a cell of ``benchmarks/gain.py``, which swept many settings in one process, or the
+profile of a tuned job, whose trials are compared. Only its shape is used for the predictions.
+Measured are medians of all steps with a setting; the range is of all these steps, too.
 
     python benchmarks/predicted.py build/gain/vgg16-unshaped-2x1-cuda/profile.json \\
         build/gain/vgg16-unshaped-2x2-cuda.json --json predicted.json
-    bagua-autotune export JOB --json > job.json
-    python benchmarks/predicted.py build/gain/vgg16-unshaped-2x1-cuda/profile.json job.json
+    python benchmarks/predicted.py build/gain/vgg16-unshaped-2x1-cuda/profile.json \\
+        build/gain/vgg16-unshaped-2x2-cuda/profile.json
 
 Where the two ran on different machines, ``--rates`` takes a channel's and the link's rate from
 another profile, such as the measured job's own: what then is off is not the machine's doing.
@@ -23,21 +23,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_autotune.model.knobs import Configuration, Value, numbers_changed
+from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe
 from bagua_simulator import Simulator
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
+from bagua_simulator.measured.step_times import StepTimes
 from benchmarks.support.cells.arms import MIB, WAYS
 from benchmarks.support.harness import print_table, write_json
 
 WANTED = 0.1
 STOCK_MIB = 25
 RATES = ("flow_bytes_per_second", "bandwidth_bytes_per_second")
+
+
+class Seconds(NamedTuple):
+    """Of the steps with one setting: their median, the shortest and the longest, how many."""
+
+    middle: float
+    low: float
+    high: float
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ def knobs_of(arm: Mapping[str, Any]) -> dict[str, Value] | None:
 
 
 def shape_of(measured: Mapping[str, Any]) -> dict[str, int]:
-    """Nodes and ranks of each, of a cell or of a job.
+    """Nodes and ranks of each, of a cell or of a job's profile.
 
     Raises:
         ValueError: the nodes of the job have different numbers of ranks.
@@ -98,37 +108,31 @@ def shape_of(measured: Mapping[str, Any]) -> dict[str, int]:
     return {"nodes": len(ranks), "ranks_per_node": ranks[0]}
 
 
-def rows_of_job(simulator: Simulator, job: Mapping[str, Any]) -> list[Row]:
+def rows_of_job(simulator: Simulator, times: Sequence[StepTimes]) -> list[Row]:
     """Every setting that trials of a job measured while they summed up gradients as they are."""
-    default = Configuration(job["default_configuration"])
-    knobs_of_trial = {
-        trial["index"]: Configuration(trial["configuration"])
-        for trial in job["trials"]
-        if trial["state"] == "measured"
-    }
-    seconds: dict[Configuration, list[float]] = {}
-    for step in job["observations"]:
-        knobs = knobs_of_trial.get(step["trial"])
-        if knobs is not None and not numbers_changed(knobs, default):
-            seconds.setdefault(knobs, []).append(max(step["seconds"]))
-    return [_row(simulator, describe(knobs), knobs, each) for knobs, each in seconds.items()]
+    return [
+        _row(
+            simulator,
+            describe(each.configuration),
+            each.configuration,
+            Seconds(each.seconds, each.low_seconds, each.high_seconds, each.steps),
+        )
+        for each in times
+    ]
 
 
 def _row(
     simulator: Simulator,
     name: str,
     knobs: Mapping[str, Value],
-    seconds: Sequence[float],
+    measured: Seconds,
     sent_bytes: float | None = None,
 ) -> Row:
     return Row(
         name,
         f"{WAYS[str(knobs.get('hierarchical', 'off'))]}, {knobs.get('channels', 1)}",
         simulator.step_seconds(knobs),
-        median(seconds),
-        min(seconds),
-        max(seconds),
-        len(seconds),
+        *measured,
         simulator.sent_bytes(knobs),
         sent_bytes,
     )
@@ -144,7 +148,8 @@ def rows_of(simulator: Simulator, cell: Mapping[str, Any]) -> list[Row]:
             continue
         seconds = [each for part in parts for block in part["arms"][name] for each in block]
         sent = [each for part in parts for each in part["sent_bytes"][name]]
-        found.append(_row(simulator, name, knobs, seconds, median(sent)))
+        middle = Seconds(median(seconds), min(seconds), max(seconds), len(seconds))
+        found.append(_row(simulator, name, knobs, middle, median(sent)))
     return found
 
 
@@ -182,7 +187,7 @@ def show(rows: Sequence[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("profile", type=Path, help="of 'export JOB --profile'")
-    parser.add_argument("measured", type=Path, help="a cell of gain.py, or of 'export JOB --json'")
+    parser.add_argument("measured", type=Path, help="a cell of gain.py, or as PROFILE")
     parser.add_argument("--rates", type=Path, metavar="PROFILE",
                         help="take a channel's and the link's rate from this one")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -195,7 +200,10 @@ def main() -> None:
         fitted = replace(fitted, **{rate: getattr(of_machine, rate) for rate in RATES})
     shape = shape_of(measured)
     simulator = record.simulator(replace(fitted, **shape))
-    rows = (rows_of if "cell" in measured else rows_of_job)(simulator, measured)
+    if "cell" in measured:
+        rows = rows_of(simulator, measured)
+    else:
+        rows = rows_of_job(simulator, load_record(options.measured).step_times)
     print(
         f"{record.job} on {shape['nodes']} x {shape['ranks_per_node']}: a channel "
         f"{fitted.flow_bytes_per_second / 1e9:.2f} GB/s, the link "

@@ -8,6 +8,7 @@ launching takes time, channels share a link, and ranks are late.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,13 @@ class Simulator:
         self.launch_seconds = launch_seconds
         self._layouts = Layouts(workload.tensors)
         self._known: dict[tuple[tuple[str, Value], ...], float] = {}
+
+    def on(self, cluster: Cluster) -> Simulator:
+        """The same job on another cluster."""
+        other = copy(self)
+        other.cluster = cluster
+        other._known = {}
+        return other
 
     @property
     def tensors(self) -> Sequence[Tensor]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from bagua_autotune.model.knobs import Value
 from bagua_simulator import Simulator
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
+from bagua_simulator.measured.step_times import step_times_of
 from benchmarks import predicted
 
 PROFILE = Path(__file__).parents[1] / "simulator" / "recorded" / "vgg16_two_hosts.json"
@@ -70,27 +72,13 @@ def test_steps_of_both_stages_count_and_other_arms_do_not(
     assert predicted.summary([stock, four])[-1] == "all: 1 of 2 within 10%, median -25%"
 
 
-def test_of_a_job_trials_count_that_do_not_change_the_numbers(
+def test_of_a_job_its_trials_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    default = {"bucket_bytes": 25 * MIB, "channels": 1, "hierarchical": "off", "buckets": [],
-               "wire_precision": "as_is"}  # fmt: skip
-    trials = [
-        {"index": 0, "state": "measured", "configuration": default},
-        {"index": 1, "state": "failed", "configuration": {**default, "channels": 4}},
-        {"index": 2, "state": "measured", "configuration": {**default, "wire_precision": "bf16"}},
-        {"index": 3, "state": "measured", "configuration": default},
-    ]
-    job = {
-        "ranks_per_node": [2, 2],
-        "default_configuration": default,
-        "trials": trials,
-        "observations": [
-            {"trial": trial, "seconds": [seconds / 2, seconds]}
-            for trial, seconds in ((0, 0.3), (1, 9.0), (2, 9.0), (3, 0.1), (3, 0.2))
-        ],
-    }
-    (tmp_path / "job.json").write_text(json.dumps(job))
+    default: dict[str, Value] = {"bucket_bytes": 25 * MIB, "channels": 1, "hierarchical": "off"}
+    times = step_times_of([(default, seconds) for seconds in (0.3, 0.1, 0.2)])
+    job = load_record(PROFILE).model_copy(update={"ranks_per_node": (2, 2), "step_times": times})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
     names = [str(PROFILE), str(tmp_path / "job.json"), "--json", str(tmp_path / "found.json")]
     monkeypatch.setattr(sys, "argv", ["predicted.py", *names])
     predicted.main()

@@ -20,6 +20,7 @@ from pydantic import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
 from bagua_simulator.cluster import Cluster
+from bagua_simulator.measured.step_times import StepTimes
 from bagua_simulator.measured.traffic import Traffic, summed_up
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
 from bagua_simulator.workload import Workload
@@ -67,12 +68,14 @@ class Record(_Computed):
             :class:`~bagua_simulator.simulator.Simulator`.
         traffic: of profiled steps, grouped by configuration; empty if the job always sent
             another precision.
+        step_times: of all measured steps, by configuration. Files of version 2 have none.
     """
 
-    version: Literal[2] = 2
+    version: Literal[2, 3] = 3
     contention: float = Field(default=CONTENTION, ge=0, le=1e3)
     launch_seconds: Seconds = LAUNCH_SECONDS
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=1_000_000)
+    step_times: tuple[StepTimes, ...] = Field(default=(), max_length=100_000)
 
     @property
     def workload(self) -> Workload:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bagua_autotune.model.layout import Tensor
 from bagua_simulator.measured.computing import ProfiledStep, fit_computing
 from bagua_simulator.measured.recorded import Record
+from bagua_simulator.measured.step_times import MeasuredStep, step_times_of
 from bagua_simulator.measured.traffic import traffic_of
 
 
@@ -15,11 +16,13 @@ def summarise(
     ranks_per_node: Sequence[int],
     tensors: Sequence[Tensor],
     steps: Sequence[ProfiledStep],
+    measured: Iterable[MeasuredStep] = (),
 ) -> Record:
     """The record of a job.
 
     Args:
         steps: each with its configuration.
+        measured: steps that trials were judged by.
 
     Raises:
         ValueError: there is no step, or one does not fit the tensors.
@@ -42,4 +45,5 @@ def summarise(
         contention=computing.contention,
         launch_seconds=computing.launch_seconds,
         traffic=traffic_of(steps),
+        step_times=step_times_of(measured),
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, USUAL_ALGORITHM
+from bagua_autotune.model.knobs import (
+    ALGORITHM_KNOB,
+    CHANNELS_KNOB,
+    PRECISION_KNOB,
+    USUAL_ALGORITHM,
+    WAYS_KNOB,
+    Value,
+)
 from bagua_autotune.model.profile import BucketTiming
 from bagua_simulator.collectives import Way
 from bagua_simulator.measured.computing import ProfiledStep
@@ -46,21 +53,24 @@ class Traffic(BaseModel):
 
 def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
     """The traffic of steps with a known way of reducing that sum up unchanged gradients."""
-    alike: dict[tuple[str, int, tuple[int, ...]], list[Sequence[BucketTiming]]] = {}
+    alike: dict[tuple[Way, int, tuple[int, ...]], list[Sequence[BucketTiming]]] = {}
     for configuration, profile in steps:
-        way = configuration.get("hierarchical", "off")
-        channels = configuration.get("channels", 1)
-        as_is = configuration.get("wire_precision", "as_is") == "as_is"
-        is_sum = configuration.get(ALGORITHM_KNOB, USUAL_ALGORITHM) == USUAL_ALGORITHM
-        if not as_is or not is_sum or way not in get_args(Way) or not isinstance(channels, int):
-            continue
+        known = way_and_channels(configuration)
         buckets = sorted(profile.buckets, key=lambda bucket: bucket.started_seconds)[:MOST_BUCKETS]
-        if any(bucket.ended_seconds > bucket.started_seconds for bucket in buckets):
+        if known and any(bucket.ended_seconds > bucket.started_seconds for bucket in buckets):
             sizes = tuple(bucket.bytes for bucket in buckets)
-            alike.setdefault((str(way), channels, sizes), []).append(buckets)
-    return tuple(
-        summed_up(found, cast(Way, way), channels) for (way, channels, _), found in alike.items()
-    )
+            alike.setdefault((*known, sizes), []).append(buckets)
+    return tuple(summed_up(found, way, channels) for (way, channels, _), found in alike.items())
+
+
+def way_and_channels(configuration: Mapping[str, Value]) -> tuple[Way, int] | None:
+    """How a configuration sums up unchanged gradients; None if it does not, or in another way."""
+    way, channels = configuration.get(WAYS_KNOB, "off"), configuration.get(CHANNELS_KNOB, 1)
+    as_is = configuration.get(PRECISION_KNOB, "as_is") == "as_is"
+    is_sum = configuration.get(ALGORITHM_KNOB, USUAL_ALGORITHM) == USUAL_ALGORITHM
+    if not as_is or not is_sum or way not in get_args(Way) or not isinstance(channels, int):
+        return None
+    return cast(Way, way), channels
 
 
 def summed_up(

@@ -64,7 +64,7 @@ def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
         SIMULATOR.workload, make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=1e-3)
     )
     path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds"):
+    for name in ("traffic", "contention", "launch_seconds", "step_times"):
         del today[name]
     collectives = [
         {"bytes": size, "seconds": reduction(truth.cluster, "off", size)[0].alone_seconds}
@@ -86,7 +86,7 @@ def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
 
 def test_as_many_reductions_of_version_1_as_ever_are_read(tmp_path: Path) -> None:
     path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds"):
+    for name in ("traffic", "contention", "launch_seconds", "step_times"):
         del today[name]
     collectives = [{"bytes": MIB, "seconds": 0.01}] * 100_001
     path.write_text(json.dumps({**today, "version": 1, "collectives": collectives}))
@@ -98,7 +98,7 @@ def test_as_many_reductions_of_version_1_as_ever_are_read(tmp_path: Path) -> Non
     ("change", "complaint"),
     [
         ({"format": "something"}, "format: Input should be 'bagua-autotune profile'"),
-        ({"version": 3}, "version: Input should be 2"),
+        ({"version": 4}, "version: Input should be 2 or 3"),
         ({"ready_seconds": [1.0]}, "ready_seconds has 1 entries for 60 tensors"),
         ({"ready_seconds": [1.0] * 59 + [0.5]}, "ready_seconds must ascend"),
         ({"ranks_per_node": []}, "ranks_per_node"),

@@ -66,10 +66,15 @@ def _json(reader: Reader, job: JobOverview) -> str:
 
 def _profile(reader: Reader, job: JobOverview) -> str:
     id, name = job.job.id, job.job.name
-    configurations = {trial.index: trial.configuration for trial in reader.trials(id)}
-    steps = [(configurations[found.trial], found.profile) for found in reader.profiles(id)]
+    trials = {trial.index: trial for trial in reader.trials(id)}
+    steps = [(trials[each.trial].configuration, each.profile) for each in reader.profiles(id)]
+    measured = [
+        (trials[each.trial].configuration, max(filter(None, each.seconds), default=0.0))
+        for each in reader.observations(id)
+        if trials[each.trial].state == "measured"
+    ]
     try:
-        record = summarise(name, job.ranks_per_node, reader.job(id).tensors, steps)
+        record = summarise(name, job.ranks_per_node, reader.job(id).tensors, steps, measured)
     except ValueError as error:
         raise click.ClickException(f"job {clean(name)}: {error}") from error
     return record.model_dump_json(indent=2) + "\n"

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main
+from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
@@ -52,6 +53,15 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         assert tuner.store.add_profile(
             "profiled", trial.index, MEASURED.profile(trial.configuration, step), at=1.0
         )
+    seconds = MEASURED.step_seconds(trial.configuration)
+    steps = [Observation(100 + step, (0.9 * seconds,) * 7 + (seconds,)) for step in range(99)]
+    # In one step the other ranks' reports are missing.
+    tuner.observe("profiled", trial.index, [*steps, Observation(199, (seconds, *[None] * 7))])
+    following = tuner.open_trial("profiled")
+    assert following is not None
+    assert following.index != trial.index
+    tuner.observe("profiled", following.index, [Observation(220, (seconds,) * 8)])
+    tuner.take_event("profiled", Event("infeasible", following.index, 221, "out of memory"))
     tuner.store.close()
     return url
 
@@ -211,6 +221,13 @@ def test_what_communicating_costs_computing_is_the_jobs_own(exported: Path, tmp_
     free = seconds(contention=0.0, launch_seconds=0.0)
     assert seconds(contention=0.0, launch_seconds=0.01) > free
     assert seconds(contention=2.0, launch_seconds=0.0) > free
+
+
+def test_a_profile_says_how_long_the_steps_of_measured_trials_took(exported: Path) -> None:
+    """On the slowest rank, without those of the one that ran out of memory."""
+    [times] = json.loads(exported.read_text())["step_times"]
+    assert times["steps"] == 100
+    assert times["seconds"] == pytest.approx(MEASURED.step_seconds(times["configuration"]))
 
 
 def test_a_job_without_profiles_is_said(database: str) -> None:
