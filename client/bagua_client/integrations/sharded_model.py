@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -71,13 +71,6 @@ class ShardedModel(TunedModel):
             RuntimeError: the job is being tuned; or the model cannot be tuned, or not yet.
         """
         return self._reconfigure(tunable_of(self), configuration)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """As the model's own class lists them."""
-        if self._tunable is not None:
-            self._tunable.look_at_parameters()
-        listed: Iterator[tuple[str, Any]] = super().named_parameters(*args, **kwargs)  # type: ignore[misc]
-        return listed
 
     @property
     def _tuned_rank(self) -> int:

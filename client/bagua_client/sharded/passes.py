@@ -20,7 +20,7 @@ class _Pass:
 
 
 class Passes:
-    """The forward passes of one model whose results are still held."""
+    """The forward passes of one model, and of its blocks alone, whose results are still held."""
 
     def __init__(self) -> None:
         self._held: list[weakref.ref[_Pass]] = []

@@ -26,7 +26,13 @@ class Settings:
     Args:
         units: of the model, in the order in which it lists them.
         traffic, communicator: between its ranks.
+
+    Attributes:
+        is_training: whether a forward pass of the model is under way that a backward pass may
+            follow.
     """
+
+    is_training = False
 
     def __init__(
         self, units: Sequence[Unit], traffic: Traffic, communicator: ShardCommunicator
@@ -67,7 +73,7 @@ class Settings:
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
-            unit.keep(is_kept, nodes)
+            unit.keep(is_kept, nodes, lambda: self.is_training)
             is_spread = nodes is not None and unit.may_be_spread
             self._kept += [unit] * (is_kept or is_spread)
         self._gather_ahead(leading, configuration.prefetch)

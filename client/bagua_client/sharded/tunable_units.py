@@ -115,7 +115,13 @@ class TunableUnits(ChangedTogether):
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_post_hook(_weakly(held.settings)),
+            register_optimizer_step_post_hook(_weakly(self)),
+            *(
+                module.register_forward_hook(self._unit_ends)
+                for unit in units
+                for module in unit.state._modules
+                if module is not model
+            ),
         ]
         weakref.finalize(model, self._leave).atexit = False
 
@@ -244,10 +250,10 @@ class TunableUnits(ChangedTogether):
         if self.after_reduction is not None:
             self.after_reduction()
 
-    def look_at_parameters(self) -> None:
-        """The training lists the model's parameters: it gets those that the optimizer has, and not
-        what a forward pass without a backward pass left gathered."""
-        if not self._is_in_forward and not is_in_backward():
+    def weights_change(self) -> None:
+        """An optimizer has stepped. Where it did so inside a pass, as some do in the backward pass
+        for one parameter after the other, units may be in use; the next pass begins anew anyway."""
+        if not self._is_in_forward and not is_in_backward() and not self.is_left:
             self._held.settings.reshard()
 
     @untraced
@@ -255,6 +261,7 @@ class TunableUnits(ChangedTogether):
         self._held.traffic.gathered.clear()
         self._held.settings.reshard()
         self._is_in_forward = True
+        self._held.settings.is_training = torch.is_grad_enabled()
         if not is_in_backward():  # The last backward pass may have ended with an error.
             self._is_open = False
         if self._next is not None and torch.is_grad_enabled():
@@ -262,7 +269,7 @@ class TunableUnits(ChangedTogether):
 
     @untraced
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
-        self._is_in_forward = False
+        self._is_in_forward = self._held.settings.is_training = False
         self._passes.forward_ends(output)
         is_whole = output is not None  # An error may have ended it.
         if self._unmergeable == NOT_SEEN and self._steps and is_whole:
@@ -275,13 +282,18 @@ class TunableUnits(ChangedTogether):
         if not torch.is_grad_enabled():
             self._held.settings.reshard()
 
+    @untraced
+    def _unit_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        if not self._is_in_forward and not is_in_backward():
+            self._passes.forward_ends(output)  # Of a block that the training calls by itself.
 
-def _weakly(settings: Settings) -> Callable[..., None]:
+
+def _weakly(tunable: TunableUnits) -> Callable[..., None]:
     """For a hook of all optimizers, which outlives the model."""
-    reference = weakref.ref(settings)
+    reference = weakref.ref(tunable)
 
-    def reshard(*_: Any) -> None:
+    def stepped(*_: Any) -> None:
         if (found := reference()) is not None:
-            found.reshard()
+            found.weights_change()
 
-    return reshard
+    return stepped

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.torch_private.wrapper import untraced
 
 KNOWN_RELEASES = ("2.13", "2.14")
 OWN_SETTINGS = (
@@ -60,7 +61,15 @@ def _is_like(one: Unit, other: Unit) -> bool:
         return False
     if not one.carries_itself:  # What the training's own objects know of a unit is its own.
         return False
+    # Of merged units that a pass uses in part, torch casts the model's output as theirs.
+    output_dtype = one.group.mp_policy.output_dtype
+    if output_dtype not in (None, _root_of(one)._mp_policy.output_dtype):
+        return False
     return bool(_settings_of(one) == _settings_of(other))
+
+
+def _root_of(unit: Unit) -> Any:
+    return next(each for each in unit.state._state_ctx.all_states if each._is_root)
 
 
 def _settings_of(unit: Unit) -> tuple[Any, ...]:
@@ -161,11 +170,13 @@ class MergedUnits:
                     setattr(self._units[place].group, name, value)
 
     def settle(self) -> None:
-        """Let go of merged units of which a pass used a part only, as where a training calls one of
-        its blocks by itself: torch waits for the others until the model's own pass ends."""
+        """Let go of merged units of which a pass used a part only, and that ended with an error:
+        torch waits for the others until the model's own pass ends."""
         for unit, part in self.leading:
             if len(part) > 1 and unit.state._modules_to_run_forward:
                 unit.state._modules_to_run_forward.clear()
+                if self._context.iter_forward_root is unit.state:
+                    self._context.iter_forward_root = None
                 for each in (unit.state, unit.group):
                     each._training_state = type(each._training_state).IDLE
                 unit.group._to_sharded()
@@ -243,4 +254,28 @@ def _hook(state: Any) -> None:
         state._modules_to_run_forward,
         state._cast_output_dtype,
     )
-    state._pre_forward_hook_handle = state._post_forward_hook_handle = handle
+    handles = [handle, *(each.register_forward_hook(_alone(state)) for each in state._modules)]
+    state._pre_forward_hook_handle = state._post_forward_hook_handle = _Handles(handles)
+
+
+def _alone(state: Any) -> Callable[..., Any]:
+    """For a block of merged units that a training calls by itself, outside the model's forward
+    pass: the others are not to come in this pass, which ends with this block."""
+
+    @untraced
+    def ended(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        if state._state_ctx.iter_forward_root is not state or not state._modules_to_run_forward:
+            return output
+        state._modules_to_run_forward.clear()
+        return state._post_forward(module, arguments, output)
+
+    return ended
+
+
+class _Handles:
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for each in self._handles:
+            each.remove()

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from bagua_client.torch_private.reducer import is_in_backward
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule as FSDPModule
 
@@ -112,8 +114,9 @@ class Unit:
 
     @property
     def own_group(self) -> dist.ProcessGroup:
-        """Torch's group of the ranks that its parts are spread over."""
-        group: dist.ProcessGroup = self.group._all_gather_process_group
+        """Torch's group of the ranks that its parts are spread over, whether or not they are spread
+        over fewer now."""
+        group: dist.ProcessGroup = self.group.mesh_info.shard_process_group
         return group
 
     @property
@@ -165,12 +168,16 @@ class Unit:
         is_whole = own is not None and own.shard_mesh_size == self.group.mesh_info.shard_mesh_size
         return is_whole and not any(each.is_dtensor for each in self.group.fsdp_params)
 
-    def keep(self, is_kept: bool, nodes: Any = None) -> None:
+    def keep(
+        self, is_kept: bool, nodes: Any = None, is_training: Callable[[], bool] = lambda: False
+    ) -> None:
         """Keep its parameters gathered from forward to backward; else spread over each of these
         nodes; else what the training set.
 
         Args:
             nodes: from :func:`spread_over`; None: none.
+            is_training: whether a forward pass of the whole model is under way that a backward
+                pass may follow.
         """
         if self.group.post_forward_mesh_info is not self._kept_as:  # by the training, since
             self.given = replace(self.given, mesh_kept=self.group.post_forward_mesh_info)
@@ -182,6 +189,34 @@ class Unit:
                 each.post_forward_mesh_info = spread
                 whole = torch.empty(each._orig_size, device="meta")
                 each._init_sharded_post_forward_param_metadata(whole)
+        for name in ("unshard", "post_forward"):
+            self.group.__dict__.pop(name, None)
+        if self._kept_as is not own:
+            self._hide_what_is_kept(is_training)
+
+    def _hide_what_is_kept(self, is_training: Callable[[], bool]) -> None:
+        """Let its modules have the parameters that the optimizer has wherever they would without
+        our settings, between forward and backward, too: what a training reads, sets or freezes
+        there is theirs. Without gradients there is nothing to keep them for."""
+        group, unshard, post_forward = self.group, self.group.unshard, self.group.post_forward
+
+        def shown(async_op: bool = False) -> None:
+            if group.is_unsharded:
+                for each in group.fsdp_params:
+                    each._setattr_on_modules(each._unsharded_param)
+            unshard(async_op)
+
+        def hidden(module: Any, arguments: Any, output: Any) -> Any:
+            output = post_forward(module, arguments, output)
+            if is_in_backward():  # A checkpoint computes the forward pass again.
+                return output
+            if not torch.is_grad_enabled() and not is_training():
+                group.reshard()
+            for each in group.fsdp_params:
+                each._setattr_on_modules(each.sharded_param)
+            return output
+
+        group.unshard, group.post_forward = shown, hidden
 
     def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
         """Gather these ahead."""

@@ -136,7 +136,10 @@ def _gathered_again(**changes: Any) -> list[tuple[bool, int]]:
     assert model.reconfigure(replace(model.configuration, **changes))
     train(model, Kind(), {}, 3)
     loss = model(torch.ones(2, WIDTH)).square().mean()
-    found = [(unit.is_spread_narrowly, dist.get_world_size(unit.own_group)) for unit in units]
+    found = [
+        (unit.is_spread_narrowly, dist.get_world_size(unit.group._all_gather_process_group))
+        for unit in units
+    ]
     loss.backward()
     return found
 

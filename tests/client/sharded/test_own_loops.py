@@ -1,0 +1,254 @@
+"""Steps that a training writes in its own way: blocks called by themselves, optimizers inside the
+backward pass, weights read and set block by block. All compute what they do without ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+import bagua_client
+from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.torch_private.merged_units import why_not
+from tests.ranks import RankPool
+
+WIDTH = 8
+Step = Callable[[int], Any]
+ALL_KEPT = {"kept_units": 9}
+ALL_AS_ONE = {"bucket_bytes": 10_000}
+SOME_AS_ONE = {"bucket_bytes": 1200, "kept_units": 2}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(WIDTH, WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.inner(torch.tanh(self.outer(values)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.skipped = -1
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for place, block in enumerate(self.blocks):
+            if place != self.skipped:
+                values = block(values)
+        return self.head(values.to(self.head.weight.dtype))
+
+    def generate(self, values: torch.Tensor) -> torch.Tensor:
+        return self.forward(self.forward(values))
+
+
+def sharded(is_nested: bool = False, is_rough: bool = False, **kept: Any) -> Any:
+    """Rough blocks compute with 16 bits, and the model that they are in with 32."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if is_rough else None
+    model = Net()
+    for block in model.blocks:
+        if is_nested:
+            fully_shard(block.inner)
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(dtype, output_dtype=dtype), **kept)
+    return fully_shard(model)
+
+
+def inputs(step: int, rows: int = 4) -> torch.Tensor:
+    torch.manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, WIDTH)
+
+
+def loss_of(model: Any, step: int, rows: int = 4) -> torch.Tensor:
+    loss: torch.Tensor = model(inputs(step, rows)).square().mean()
+    return loss
+
+
+def stepped(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> list[Any]:
+    """The loss, and the gradients' norms, after an optimizer's step."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    norms = [None if p.grad is None else p.grad.full_tensor().norm() for p in model.parameters()]
+    optimizer.step()
+    optimizer.zero_grad()
+    return [loss.item(), *(norm if norm is None else norm.item() for norm in norms)]
+
+
+def steps_in_backward(model: Any) -> Step:
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+
+    def update(parameter: torch.nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(update)
+
+    def step(number: int) -> list[float]:
+        loss = loss_of(model, number)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [loss.item()]
+
+    return step
+
+
+def trains_a_block_alone(model: Any, is_first: bool = False) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        alone = loss_of(model.blocks[2], number, rows=3) if is_first and number else None
+        loss = loss_of(model, number)
+        if is_first:
+            return stepped(model, optimizer, loss if alone is None else loss + alone)
+        found = stepped(model, optimizer, loss)
+        with torch.no_grad():
+            model.blocks[1](inputs(number))
+        return found + stepped(model, optimizer, loss_of(model.blocks[2], number, rows=3))
+
+    return step
+
+
+def validates_carelessly(model: Any) -> Step:
+    """Without no_grad. Then weights are clamped, frozen and listed block by block."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        found = stepped(model, optimizer, loss_of(model, number))
+        loss = loss_of(model, 99)
+        weights = [each.full_tensor().norm().item() for each in model.blocks[3].parameters()]
+        model.blocks[number % 3].requires_grad_(number % 2 == 0)
+        with torch.no_grad():
+            for each in model.blocks[0].parameters():
+                each.clamp_(-0.1, 0.1)
+        return [*found, loss.item(), *weights]
+
+    return step
+
+
+def generates(model: Any) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    register_fsdp_forward_method(model, "generate")
+
+    @torch.no_grad()
+    def generated(number: int) -> list[float]:
+        found = model.generate(inputs(number)).sum().item()
+        for block in model.blocks:
+            for each in block.parameters():
+                each.mul_(0.99)
+        return [found, model.generate(inputs(number)).sum().item()]
+
+    def step(number: int) -> list[Any]:
+        return stepped(model, optimizer, loss_of(model, number)) + generated(number)
+
+    return step
+
+
+def drops_layers(model: Any) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        model.skipped = number % 3 if number > 4 else -1
+        return stepped(model, optimizer, loss_of(model, number))
+
+    return step
+
+
+def differs(
+    loop: Callable[[Any], Step], changes: dict[int, dict[str, Any]], **kind: Any
+) -> list[int]:
+    """The steps that compute something else with ours, on this rank. Called on all ranks."""
+    found: list[list[Any]] = []
+    for is_ours in (False, True):
+        model = bagua_client.tune(sharded(**kind)) if is_ours else sharded(**kind)
+        step = loop(model)
+        found.append([])
+        for number in range(9):
+            if is_ours and number == 1:
+                tunable_of(model)  # It looks at the steps from here on.
+            if is_ours and number in changes:
+                _change(model, **changes[number])
+            found[-1].append(step(number))
+        state = model.state_dict()
+        found[-1].append([state[name].full_tensor().tolist() for name in sorted(state)])
+    return [number for number, pair in enumerate(zip(*found, strict=True)) if pair[0] != pair[1]]
+
+
+def _change(model: Any, kept_units: int = 0, **others: Any) -> None:
+    """As many kept as there may be."""
+    tunable = tunable_of(model)
+    kept = min(kept_units, sum(unit.given.mesh_kept is not None for unit in tunable.units))
+    model.reconfigure(replace(tunable.default, kept_units=kept, **others))
+
+
+merges = pytest.mark.skipif(bool(why_not()), reason="this torch's units are not merged")
+
+
+@pytest.mark.parametrize(
+    ("loop", "kind"),
+    [
+        (steps_in_backward, {"is_nested": True}),
+        (trains_a_block_alone, {}),
+        (validates_carelessly, {}),
+        (generates, {}),
+    ],
+)
+def test_with_kept_units(
+    two_ranks: RankPool, loop: Callable[[Any], Step], kind: dict[str, Any]
+) -> None:
+    changes = {3: ALL_KEPT, 6: {}, 7: ALL_KEPT}
+    assert two_ranks.run(partial(differs, loop, changes, **kind)) == [[], []]
+
+
+@merges
+@pytest.mark.parametrize(
+    "loop",
+    [
+        trains_a_block_alone,
+        partial(trains_a_block_alone, is_first=True),
+        validates_carelessly,
+        generates,
+    ],
+    ids=["block alone", "block first", "validates", "generates"],
+)
+@pytest.mark.parametrize("change", [ALL_AS_ONE, SOME_AS_ONE, {**ALL_AS_ONE, **ALL_KEPT}])
+def test_with_merged_units(
+    two_ranks: RankPool, loop: Callable[[Any], Step], change: dict[str, Any]
+) -> None:
+    changes: dict[int, dict[str, Any]] = {4: change, 6: {}, 7: change}
+    assert two_ranks.run(differs, loop, changes) == [[], []]
+
+
+@merges
+def test_blocks_with_an_output_type_of_their_own_are_skipped_in_some_steps(
+    two_ranks: RankPool,
+) -> None:
+    run = partial(differs, drops_layers, {4: ALL_AS_ONE}, is_rough=True)
+    assert two_ranks.run(run) == [[], []]
+
+
+def _ranks_after_a_validation() -> int:
+    """Over how many ranks the tuner takes the model's parts to be spread, after one pass for
+    training. Each rank comes from a validation, in which torch spread them over two."""
+    model = bagua_client.tune(sharded(reshard_after_forward=2))
+    with torch.no_grad():
+        model(inputs(0))
+    loss_of(model, 1).backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        model(inputs(0))
+    return min(dist.get_world_size(unit.own_group) for unit in tunable_of(model).units)
+
+
+def test_a_model_that_was_validated_first_is_spread_over_all_its_ranks(
+    four_ranks: RankPool,
+) -> None:
+    assert four_ranks.run(_ranks_after_a_validation) == [4] * 4
