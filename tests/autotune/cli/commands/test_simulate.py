@@ -133,6 +133,7 @@ def test_several_clusters_make_a_table_with_a_row_for_each_algorithm() -> None:
     said = "\n".join(lines)
     assert "16 x 8, 10 Gbit/s, 50 us: fastest with the same numbers: gradient_allreduce" in said
     assert "computing alone: 150 ms on every cluster" in said
+    assert "of buckets of 64 KiB to 1 GiB in powers of two, and at most 4 channels" in said
     assert "not simulated: powersgd" in said
     document = json.loads(output(*arguments, "--json"))
     assert [each["nodes"] for each in document["clusters"]] == [1, 2, 2, 16, 16]
