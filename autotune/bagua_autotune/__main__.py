@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+
+CANNOT_PRINT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a standard output on a full or broken disk says; click deals with a closed pipe."""
 
 
 def main() -> None:
-    """Run it; where a package of the service is missing, say in a sentence what to install."""
+    """Run it. A package of the service that is missing, and an output that cannot be written, are
+    told in a sentence."""
     try:
         from bagua_autotune.cli import main as command
 
@@ -18,6 +24,12 @@ def main() -> None:
             f"bagua-autotune needs the packages of the service, of which {error.name} is not "
             "installed. In a clone: pip install '.[service]'"
         )
+    except OSError as error:
+        if error.filename is not None or error.errno not in CANNOT_PRINT:
+            raise
+        # Python would try to write the rest at its end, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(f"bagua-autotune: the output cannot be written: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 PARENT_LOOK_SECONDS = 0.2
 # Requests under way may take so long to end; containers are killed after 5 or 10 seconds.
 GRACE_SECONDS = 3.0
+# A training that ends this service at its own end is gone by then; less than the grace.
+PARENT_END_SECONDS = 2.0
 NICENESS = 10
 M_ARENA_MAX = -8  # of malloc.h
 BACKLOG = 1024
@@ -120,7 +122,7 @@ def _serve(
     finally:
         listener.close()
         upkeep.stop()
-        if settings.parent_pid not in (None, os.getppid()):
+        if settings.parent_pid is not None and in_hand.has_jobs and _ends(settings.parent_pid):
             in_hand.end(time.time())  # after all earlier reports are answered
         store.close()
 
@@ -188,6 +190,15 @@ def _end_on_signals() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+
+
+def _ends(parent_pid: int) -> bool:
+    """Whether the parent has ended or does so now: a training ends this service at its exit, and
+    takes a moment more itself. One that lives on starts another service, and keeps its jobs."""
+    deadline = time.monotonic() + PARENT_END_SECONDS
+    while os.getppid() == parent_pid and time.monotonic() < deadline:
+        time.sleep(PARENT_LOOK_SECONDS / 10)
+    return os.getppid() != parent_pid
 
 
 def _end_with_parent(parent_pid: int) -> None:

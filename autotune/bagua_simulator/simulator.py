@@ -58,6 +58,7 @@ class Simulator:
     Args:
         contention: how much one running collective slows computing down, as a share.
         launch_seconds: that the computing thread needs to launch one operation.
+        baseline: the job's own default, if that is known to be another than :attr:`default`.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Simulator:
         cluster: Cluster,
         contention: float = CONTENTION,
         launch_seconds: float = LAUNCH_SECONDS,
+        baseline: Configuration = DEFAULT,
     ) -> None:
         self.workload = workload
         self.cluster = cluster
         self.contention = contention
         self.launch_seconds = launch_seconds
+        self.baseline = baseline
         self._layouts = Layouts(workload.tensors)
         self._known: dict[tuple[tuple[str, Value], ...], float] = {}
 
@@ -101,7 +104,7 @@ class Simulator:
 
     @property
     def default(self) -> Configuration:
-        """The default: buckets of 25 MiB, flat, one channel."""
+        """Torch's default: buckets of 25 MiB, flat, one channel."""
         return DEFAULT
 
     def step_seconds(self, configuration: Mapping[str, Value]) -> float:

@@ -27,6 +27,7 @@ class Sweep:
 
     Attributes:
         lines: for each way of reducing the points over the bucket size, on one channel.
+        default: the job's own; else torch's.
         best: over all knobs; see :func:`find_best`.
     """
 
@@ -62,7 +63,8 @@ def sweep(simulator: Simulator) -> Sweep:
         ]
         for hierarchical in map(str, _levels(simulator, "hierarchical"))
     }
-    return Sweep(simulator, lines, _point(simulator), find_best(simulator))
+    default = _point(simulator, **simulator.baseline)
+    return Sweep(simulator, lines, default, find_best(simulator))
 
 
 def find_best(simulator: Simulator) -> Point:
@@ -71,7 +73,7 @@ def find_best(simulator: Simulator) -> Point:
     All combinations of size, way of reducing and channels are tried, and the fastest of them with
     every size of the first and last bucket. Explicit bucket lists are not tried.
     """
-    default = _point(simulator)
+    defaults = [_point(simulator), _point(simulator, **simulator.baseline)]
     names = ("hierarchical", "channels")
     levels = [_levels(simulator, name) for name in names]
     coarse = [
@@ -79,7 +81,7 @@ def find_best(simulator: Simulator) -> Point:
         for size in _sizes(simulator)
         for values in product(*levels)
     ]
-    coarse = sorted([default, *coarse], key=lambda point: point.step_seconds)[:REFINED]
+    coarse = sorted([*defaults, *coarse], key=lambda point: point.step_seconds)[:REFINED]
     ends = [_levels(simulator, name) for name in ("first_bucket_bytes", "last_bucket_bytes")]
     fine = [
         _point(simulator, **{**point.configuration, "first_bucket_bytes": first,

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 
+from bagua_autotune.server import PARENT_LOOK_SECONDS
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.sqlite import BUSY_SECONDS
 from tests.autotune.server import ServeProcess
@@ -181,6 +182,23 @@ def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_pa
         told = [(event.kind, event.message) for event in store.events("job")]
         assert told == [("ended", "the training process was gone")]
         store.close()
+
+
+def test_a_training_that_ends_it_at_its_own_exit_has_ended_its_jobs(tmp_path: Path) -> None:
+    """It is told to end while its parent still lives."""
+    database = tmp_path / "a.db"
+    with Parent(database) as parent:
+        begin(parent.url, "job")
+        os.kill(parent.service_pid, signal.SIGTERM)
+        with suppress(requests.ConnectionError):  # once it takes none, it has begun to end
+            while requests.get(f"{parent.url}/healthz", timeout=PATIENCE_SECONDS):
+                time.sleep(0.01)
+        time.sleep(2 * PARENT_LOOK_SECONDS)
+        parent.kill()
+        parent.wait_for_the_end_of_the_service()
+    store = Store(f"sqlite:///{database}")
+    assert store.job("job").phase == "ended"
+    store.close()
 
 
 def test_it_ends_with_its_parent_whatever_its_database_does(tmp_path: Path) -> None:

@@ -10,9 +10,17 @@ import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
-from bagua_autotune.model.text import describe_part
+from bagua_autotune.model.text import describe_bytes, describe_part
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.algorithms.comparison import EQUAL, LOSSLESS, SHARDED, Outcome, fastest
+from bagua_simulator.algorithms.comparison import (
+    CHANNELS,
+    EQUAL,
+    LOSSLESS,
+    SHARDED,
+    SIZES_BYTES,
+    Outcome,
+    fastest,
+)
 from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.units import describe_bandwidth, describe_duration
 
@@ -87,7 +95,10 @@ def _words(outcome: Outcome) -> str:
 def _assumed(simulator: Simulator) -> list[str]:
     """What was taken for granted, and what is not known."""
     workload = simulator.workload
+    smallest, largest = describe_bytes(SIZES_BYTES[0]), describe_bytes(SIZES_BYTES[-1])
     lines = [
+        f"best setting: of buckets of {smallest} to {largest} in powers of two, and at most "
+        f"{CHANNELS[-1]} channels; simulate without --algorithms tries more of gradient_allreduce",
         f"computing alone: {workload.compute_seconds * 1e3:.4g} ms on every cluster: each rank "
         "keeps its own batch",
         "8 bits: packed as fast as a V100's memory allows, by assumption; qadam: after its warm-up",

@@ -58,6 +58,10 @@ class InHand(TunerListener):
     def on_heard(self, job_id: str) -> None:
         self._job_ids.add(job_id)
 
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._job_ids)
+
     def end(self, at: float) -> None:
         """The training is gone; jobs whose end was told stay as they are."""
         try:

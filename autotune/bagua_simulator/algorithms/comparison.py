@@ -24,8 +24,9 @@ LOSSLESS = (DEFAULT, "gradient_allreduce")
 """Those under which the numbers of a training stay as they are."""
 EQUAL = (*LOSSLESS, "bytegrad", "qadam")
 """Those that keep whole replicas, all of them equal."""
-SIZES_BYTES = tuple(2**power for power in range(20, 31))
+SIZES_BYTES = tuple(2**power for power in range(16, 31))
 CHANNELS = (1, 2, 4)
+"""More channels, and sizes between these, would take ten times as long on a large model."""
 MERGED_UNITS = (2, 4)
 """So many units of average size travel as one."""
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")

@@ -17,12 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.measured.step_times import StepTimes
 from bagua_simulator.measured.traffic import Traffic, summed_up
-from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
+from bagua_simulator.simulator import CONTENTION, DEFAULT, LAUNCH_SECONDS, Simulator
 from bagua_simulator.workload import Workload
 
 
@@ -69,6 +70,7 @@ class Record(_Computed):
         traffic: of profiled steps, grouped by configuration; empty if the job always sent
             another precision.
         step_times: of all measured steps, by configuration. Files of version 2 have none.
+        default: the job's own default configuration; None: it is not known, or not simulated.
     """
 
     version: Literal[2, 3] = 3
@@ -76,6 +78,7 @@ class Record(_Computed):
     launch_seconds: Seconds = LAUNCH_SECONDS
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=1_000_000)
     step_times: tuple[StepTimes, ...] = Field(default=(), max_length=100_000)
+    default: Configuration | None = None
 
     @property
     def workload(self) -> Workload:
@@ -93,7 +96,8 @@ class Record(_Computed):
 
     def simulator(self, cluster: Cluster) -> Simulator:
         """The job on a cluster."""
-        return Simulator(self.workload, cluster, self.contention, self.launch_seconds)
+        baseline = Configuration(DEFAULT, **self.default) if self.default else DEFAULT
+        return Simulator(self.workload, cluster, self.contention, self.launch_seconds, baseline)
 
 
 class _Collective(BaseModel):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from bagua_autotune.model.knobs import BUCKET_KNOB, LOSSLESS_KNOBS, Configuration, Value
 from bagua_autotune.model.layout import Tensor
 from bagua_simulator.measured.computing import ProfiledStep, fit_computing
 from bagua_simulator.measured.recorded import Record
 from bagua_simulator.measured.step_times import MeasuredStep, step_times_of
-from bagua_simulator.measured.traffic import traffic_of
+from bagua_simulator.measured.traffic import traffic_of, way_and_channels
+from bagua_simulator.simulator import DEFAULT
 
 
 def summarise(
@@ -17,12 +19,14 @@ def summarise(
     tensors: Sequence[Tensor],
     steps: Sequence[ProfiledStep],
     measured: Iterable[MeasuredStep] = (),
+    default: Mapping[str, Value] | None = None,
 ) -> Record:
     """The record of a job.
 
     Args:
         steps: each with its configuration.
         measured: steps that trials were judged by.
+        default: the job's default configuration.
 
     Raises:
         ValueError: there is no step, or one does not fit the tensors.
@@ -46,4 +50,14 @@ def summarise(
         launch_seconds=computing.launch_seconds,
         traffic=traffic_of(steps),
         step_times=step_times_of(measured),
+        default=_simulated(default or {}),
     )
+
+
+def _simulated(configuration: Mapping[str, Value]) -> Configuration | None:
+    """The knobs of it that are simulated; None if it does something else than they say, as that of
+    a sharded model does."""
+    is_sharded = any(knob in configuration for knob in LOSSLESS_KNOBS if knob not in DEFAULT)
+    if is_sharded or BUCKET_KNOB not in configuration or not way_and_channels(configuration):
+        return None
+    return Configuration({knob: v for knob, v in configuration.items() if knob in DEFAULT})

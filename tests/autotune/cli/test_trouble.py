@@ -254,6 +254,32 @@ def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["jobs", "show", "simulate"])
+def test_a_full_disk_under_the_output_is_told_in_one_line(
+    tmp_path: Path, command: str, unbuffered: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with closing(Store(url)) as store:
+        Tuner(store).register(JOB, make_spec())
+    cluster = "--nodes 2 --ranks-per-node 1 --bandwidth 1Gbit --latency 1ms"
+    arguments = {
+        "jobs": ["--database", url],
+        "show": [JOB, "--database", url],
+        "simulate": ["--model", "resnet50", "--algorithms", *cluster.split()],
+    }
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bagua_autotune", command, *arguments[command]],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = "bagua-autotune: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_without_the_packages_of_the_service_a_sentence_says_what_to_install() -> None:
     source = str(Path(bagua_autotune.__file__).parents[1])
     done = subprocess.run(

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from bagua_autotune.model.knobs import LogInteger
 from bagua_simulator import Simulator
 from bagua_simulator.algorithms.comparison import (
     DEFAULT,
     SHARDED,
+    SIZES_BYTES,
     WAYS,
     compare,
     fastest,
@@ -20,6 +22,7 @@ from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.algorithms.replicas import Replicas
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.summary import summarise
+from bagua_simulator.sweep import find_best
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
@@ -42,6 +45,18 @@ def test_every_way_is_there_at_a_setting_that_takes_as_long_as_said() -> None:
         assert outcome.exposed_share == pytest.approx(max(0.0, 1 - alone))
     assert fastest([*found.values()]).step_seconds == min(o.step_seconds for o in found.values())
     assert fastest([*found.values()], [DEFAULT]) == found[DEFAULT]
+
+
+def test_small_buckets_are_compared_as_far_down_as_the_best_of_all_is_looked_for() -> None:
+    workload = make_workload([16 * 1024] * 40, milliseconds=0.1)
+    small = Simulator(workload, make_cluster(latency_seconds=1e-5))
+    best = find_best(small)
+    assert best.configuration.number("bucket_bytes") < MIB
+    (found,) = compare(small, ["gradient_allreduce"])
+    assert found.step_seconds <= best.step_seconds * 1.005
+    domain = small.space["bucket_bytes"]
+    assert isinstance(domain, LogInteger)
+    assert (SIZES_BYTES[0], SIZES_BYTES[-1]) == (domain.low, domain.high)
 
 
 def test_a_recorded_jobs_own_cluster_gets_its_own_prediction() -> None:

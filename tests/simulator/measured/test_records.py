@@ -15,6 +15,7 @@ from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import Record, RecordError, load_record
 from bagua_simulator.measured.summary import summarise
 from bagua_simulator.simulator import CONTENTION
+from bagua_simulator.sweep import sweep
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 SIMULATOR = Simulator(
@@ -58,13 +59,43 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_record(path) == written
 
 
+def test_the_job_s_own_default_is_simulated_as_its_default(tmp_path: Path) -> None:
+    own: Knobs = {"bucket_bytes": 10 * MIB, "hierarchical": "shards", "channels": 2, "buckets": ()}
+    usual: Knobs = {"algorithm": "gradient_allreduce", "wire_precision": "as_is", "cache": 4}
+    path, tensors = tmp_path / "job.json", SIMULATOR.workload.tensors
+    written = summarise("small", (2,) * 4, tensors, STEPS, default={**own, **usual})
+    path.write_text(written.model_dump_json())
+    found = load_record(path)
+    assert found == written
+    assert found.default == own
+    swept = sweep(found.simulator(SIMULATOR.cluster))
+    assert swept.default.configuration == {**SIMULATOR.default, **own}
+    assert swept.default.step_seconds == swept.simulator.step_seconds(own)
+    assert {each.configuration["channels"] for each in swept.lines["off"]} == {1}
+    assert swept.speedup >= 1
+    alone = sweep(found.simulator(make_cluster(nodes=1, ranks_per_node=1)))
+    assert alone.speedup == 1, "nothing travels"
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"kept_units": 0}, {"prefetch_bytes": 0}, {"algorithm": "bytegrad"},
+     {"wire_precision": "bf16"}, {"hierarchical": "own"}],
+)  # fmt: skip
+def test_a_default_that_is_not_simulated_is_left_out(strange: Knobs) -> None:
+    default = {"bucket_bytes": MIB, **strange}
+    found = summarise("small", (2,) * 4, SIMULATOR.workload.tensors, STEPS, default=default)
+    assert found.default is None
+    assert sweep(found.simulator(SIMULATOR.cluster)).default.configuration == SIMULATOR.default
+
+
 def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
     """Made as the release before wrote it: flat reductions, alone on the network."""
     truth = Simulator(
         SIMULATOR.workload, make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=1e-3)
     )
     path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds", "step_times"):
+    for name in ("traffic", "contention", "launch_seconds", "step_times", "default"):
         del today[name]
     collectives = [
         {"bytes": size, "seconds": reduction(truth.cluster, "off", size)[0].alone_seconds}
@@ -86,7 +117,7 @@ def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
 
 def test_as_many_reductions_of_version_1_as_ever_are_read(tmp_path: Path) -> None:
     path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds", "step_times"):
+    for name in ("traffic", "contention", "launch_seconds", "step_times", "default"):
         del today[name]
     collectives = [{"bytes": MIB, "seconds": 0.01}] * 100_001
     path.write_text(json.dumps({**today, "version": 1, "collectives": collectives}))

@@ -74,7 +74,10 @@ def _profile(reader: Reader, job: JobOverview) -> str:
         if trials[each.trial].state == "measured"
     ]
     try:
-        record = summarise(name, job.ranks_per_node, reader.job(id).tensors, steps, measured)
+        record = summarise(
+            name, job.ranks_per_node, reader.job(id).tensors, steps, measured,
+            job.default_configuration,
+        )  # fmt: skip
     except ValueError as error:
         raise click.ClickException(f"job {clean(name)}: {error}") from error
     return record.model_dump_json(indent=2) + "\n"

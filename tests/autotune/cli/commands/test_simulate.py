@@ -133,6 +133,7 @@ def test_several_clusters_make_a_table_with_a_row_for_each_algorithm() -> None:
     said = "\n".join(lines)
     assert "16 x 8, 10 Gbit/s, 50 us: fastest with the same numbers: gradient_allreduce" in said
     assert "computing alone: 150 ms on every cluster" in said
+    assert "of buckets of 64 KiB to 1 GiB in powers of two, and at most 4 channels" in said
     assert "not simulated: powersgd" in said
     document = json.loads(output(*arguments, "--json"))
     assert [each["nodes"] for each in document["clusters"]] == [1, 2, 2, 16, 16]
@@ -228,6 +229,30 @@ def test_a_profile_says_how_long_the_steps_of_measured_trials_took(exported: Pat
     [times] = json.loads(exported.read_text())["step_times"]
     assert times["steps"] == 100
     assert times["seconds"] == pytest.approx(MEASURED.step_seconds(times["configuration"]))
+
+
+def test_the_default_is_the_jobs_own(exported: Path, tmp_path: Path) -> None:
+    """Of a file of an earlier release, which does not say it, torch's."""
+    own = json.loads(exported.read_text())
+    assert own["default"] == {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
+    path = tmp_path / "job.json"
+
+    def simulated(default: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
+        path.write_text(json.dumps({**own, "default": default}))
+        arguments = ["simulate", "--model", str(path)]
+        return output(*arguments), dict(json.loads(output(*arguments, "--json")))
+
+    said, document = simulated({"bucket_bytes": MIB, "hierarchical": "leaders"})
+    usual_said, usual = simulated(None)
+    assert "\ndefault: bucket 1 MiB, hierarchical: " in said
+    assert "\ndefault: bucket 25 MiB, flat: " in usual_said
+    assert document["default"]["configuration"]["bucket_bytes"] == MIB
+    assert document["best"] == usual["best"]
+    ratio = document["default"]["step_seconds"] / document["best"]["step_seconds"]
+    assert document["speedup"] == pytest.approx(ratio)
+    assert document["speedup"] != usual["speedup"]
+    path.write_text(json.dumps({**own, "default": {"channels": 0}}))
+    assert "channels is 0" in run("simulate", "--model", str(path)).output
 
 
 def test_a_job_without_profiles_is_said(database: str) -> None:
