@@ -35,9 +35,9 @@ def agreed_file(
     found: ConfigurationFile | None = None
     answer = UNSET
     if environment.configuration is not None:
+        refused = refusal()
         try:
             found = ConfigurationFile.read(environment.configuration)
-            refused = refusal()
             answer = f"{REFUSAL}{refused}" if refused else found.digest
         except ValueError as error:
             answer = f"{REFUSAL}on rank {dist.get_rank(group)} {error}"

@@ -76,7 +76,7 @@ def new_tunable(
         most = min(Vote(communicator.most_channels, group, communicator.device).values())
         if channels > most and communicator.rank == 0:
             obstacle = communicator.obstacle or f"a GPU has room for {most}"
-            logger.warning("%s=%d is not possible here: %s", CHANNELS, channels, obstacle)
+            logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", channels, obstacle)
         channels = min(channels, most)
     tunable = TunableReducer(wrapper, algorithm, communicator)
     weakref.finalize(wrapper, communicator.close).atexit = False
