@@ -78,6 +78,12 @@ class Environment:
     configuration: str | None = None
     check: str | None = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether anything is set that the ranks have to agree on where a model is wrapped."""
+        named = self.configuration, self.check, self.default_bucket_bytes
+        return self.autotune or self.default_channels > 1 or any(each is not None for each in named)
+
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables that are set and not empty.

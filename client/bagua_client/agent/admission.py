@@ -65,12 +65,12 @@ def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str,
 
 def _summary(answers: list[str]) -> str:
     formats = [answer.partition("{")[0] for answer in answers]
-    if others := ", ".join(map(str, outnumbered(formats))):
+    if others := outnumbered(formats):
         return (
             f"rank {others} has another release of bagua-autotune than the other ranks; install "
             "the same release on all ranks"
         )
-    if others := ", ".join(map(str, outnumbered(answers))):
+    if others := outnumbered(answers):
         return (
             f"BAGUA_AUTOTUNE_KNOBS pins other values on rank {others} than on the other ranks; set "
             "the same value on all ranks"

@@ -12,6 +12,11 @@ from bagua_client.torch_private import groups as torch_groups
 
 ANSWER_SECONDS = 60.0
 """How long the ranks wait; a rank that has not answered by then is taken as never answering."""
+SHARE_OF_TIMEOUT = 0.5
+"""They wait no longer than this share of the group's timeout: meanwhile one that does not ask may
+wait for them in a collective."""
+MOST_NAMED = 8
+"""Ranks in a line."""
 REFUSAL = "no: "
 
 
@@ -21,6 +26,7 @@ def verdict(
     answer: str,
     judge: Callable[[list[str]], str],
     late: str,
+    waits: bool = True,
 ) -> tuple[int, str]:
     """Decide ``question`` with all ranks of ``group``, through the rendezvous store.
 
@@ -30,35 +36,56 @@ def verdict(
         question: name of the question, asked once for each model that a rank wraps.
         answer: this rank's answer; an answer that begins with REFUSAL decides: no.
         judge: given the answers of all ranks, by rank, returns what is wrong; empty: nothing.
-        late: the reason to give if a rank does not answer within ANSWER_SECONDS.
+        late: the reason if a rank does not answer within ANSWER_SECONDS; its number is added.
+        waits: False: this rank does the same whatever the verdict is. It answers, so that the
+            others need not wait for it, and goes on.
 
     Returns:
         The rank that wrote the verdict, and the reason why the answer is no (empty: yes). Equal on
         all ranks, unless the default process group has no store: then this rank and that reason.
+        One that does not wait gets -1 and nothing, unless it was the last to answer.
     """
     store = torch_groups.store()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if store is None:
-        return rank, "the default process group has no store, which the ranks need to agree"
+        reason = "the default process group has no store, which the ranks need to agree"
+        return (rank, reason) if waits else (-1, "")
     # Each rank counts its own models: the n-th model of one rank is the n-th of every other.
     name = f"{question}/{group.group_name}"
     model = store.add(f"{name}/models of {rank}", 1)
     key = f"{name}/{model}"
     store.set(f"{key}/{rank}", answer)
-    if store.add(f"{key}/answers", 1) == world_size:
+    is_last = store.add(f"{key}/answers", 1) == world_size
+    if is_last:
         answers = [store.get(f"{key}/{other}").decode() for other in range(world_size)]
         refusals = [each.removeprefix(REFUSAL) for each in answers if each.startswith(REFUSAL)]
         found = refusals[0] if refusals else judge(answers)
         store.compare_set(f"{key}/verdict", "", json.dumps([rank, found]))
+    if not waits and not is_last:
+        return -1, ""
     try:
-        store.wait([f"{key}/verdict"], timedelta(seconds=ANSWER_SECONDS))
+        store.wait([f"{key}/verdict"], _patience(group))
     except RuntimeError:
-        store.compare_set(f"{key}/verdict", "", json.dumps([rank, late]))
+        missing = [each for each in range(world_size) if not store.check([f"{key}/{each}"])]
+        reason = f"{late} (rank {named(missing)} has not answered)" if missing else late
+        store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason]))
     speaker, reason = json.loads(store.get(f"{key}/verdict"))
     return int(speaker), str(reason)
 
 
-def outnumbered(answers: list[str]) -> list[int]:
-    """The ranks whose answer is not the most frequent one."""
+def _patience(group: dist.ProcessGroup) -> timedelta:
+    timeout = torch_groups.shortest_timeout(group)
+    most = timedelta(seconds=ANSWER_SECONDS)
+    return most if timeout is None else min(most, SHARE_OF_TIMEOUT * timeout)
+
+
+def outnumbered(answers: list[str]) -> str:
+    """The ranks whose answer is not the most frequent one, as :func:`named` does."""
     usual = max(answers, key=answers.count)
-    return [rank for rank, answer in enumerate(answers) if answer != usual]
+    return named([rank for rank, answer in enumerate(answers) if answer != usual])
+
+
+def named(ranks: list[int]) -> str:
+    """As in "0, 3"; of many ranks the first."""
+    more = ", ..." if len(ranks) > MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:MOST_NAMED])) + more

@@ -21,7 +21,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
-from bagua_client.integrations.new_tunable import channels_of, new_tunable
+from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel
 from bagua_client.integrations.zero_engine import tune_engine
@@ -35,6 +35,7 @@ from bagua_client.reducer.offer import (
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.result_line import write_result_line
 from bagua_client.torch_private.reducer import (
+    DEFAULT_CAPS,
     caps_of,
     has_reducer,
     leaves_first_step_out,
@@ -80,13 +81,18 @@ class DistributedDataParallel(TunedModel, WithMoments):
         **kwargs: Any,
     ) -> None:
         environment = Environment.read()
-        if environment.default_bucket_bytes is not None:
+        size_bytes = environment.default_bucket_bytes
+        if size_bytes is not None:
             given = _TORCHS.bind(None, module, *args, **kwargs).arguments
             if given.get("bucket_cap_mb") is None and not given.get("bucket_cap_mb_list"):
-                given["bucket_cap_mb"] = environment.default_bucket_bytes / MIB
+                given["bucket_cap_mb"] = size_bytes / MIB
                 args, kwargs = (), {name: given[name] for name in given if name != "self"}
                 module = kwargs.pop("module")
+            else:
+                size_bytes = None
         super().__init__(module, *args, **kwargs)
+        if size_bytes is not None or (environment.asks and caps_of(self) == DEFAULT_CAPS):
+            agree_on_size(self, size_bytes)
         _begin(self, environment, algorithm, optimizers)
 
     @property
@@ -257,15 +263,13 @@ def _begin(
     optimizers: Optimizers,
 ) -> None:
     listed = _listed(optimizers)
-    channels = channels_of(wrapper, environment.default_channels)
+    channels = channels_of(wrapper, environment)
     if algorithm != DEFAULT_ALGORITHM and user_hook_of(wrapper) is not None:
         _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
         wrapper._tunable = new_tunable(wrapper, find(algorithm), channels)
-    file = None
-    if path := environment.configuration:
-        refusal = refusal_of(wrapper, caps_of(wrapper))
-        file = agreed_file(wrapper.process_group, path, refusal)
+    refusal = partial(_refusal_of, wrapper)
+    file = agreed_file(wrapper.process_group, environment, refusal)
     if environment.autotune:
         _tune(wrapper, environment, listed, file)
     if file is not None and wrapper._agent is None:
@@ -273,9 +277,8 @@ def _begin(
     if environment.check is not None:
         from bagua_client.checking import check
 
-        refusal = refusal_of(wrapper, caps_of(wrapper))
         tunable = partial(_tunable_of, wrapper)
-        check.begin(wrapper.process_group, refusal, tunable, listed, environment.check, wrapper)
+        check.begin(wrapper.process_group, refusal(), tunable, listed, environment.check, wrapper)
 
 
 def _tune(
@@ -288,7 +291,7 @@ def _tune(
     from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
 
     wrapper._not_tuned = why_not_admitted(
-        wrapper.process_group, refusal_of(wrapper, caps_of(wrapper)), environment.knobs
+        wrapper.process_group, _refusal_of(wrapper), environment.knobs
     )
     if not wrapper._not_tuned:
         wrapper._not_tuned = NO_CONTROL_GROUP
@@ -299,6 +302,10 @@ def _tune(
         weakref.finalize(wrapper, wrapper._agent.close).atexit = False
     elif environment.result is not None and wrapper.tuning.rank == 0:
         write_result_line(environment.result, wrapper.tuning)
+
+
+def _refusal_of(wrapper: DistributedDataParallel) -> str:
+    return refusal_of(wrapper, caps_of(wrapper))
 
 
 def _check_hook(algorithm: Algorithm) -> None:

@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch.distributed as dist
 
 from bagua_client.communication.agreement import Vote
-from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
+from bagua_client.communication.verdict import REFUSAL
 from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.environment import Environment
+from bagua_client.integrations.agreed import UNSET, agreed, refuse
 from bagua_client.layout import Layout
 from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
 from bagua_client.tunable.tunable import Changeable
 
 logger = logging.getLogger(__name__)
 
-LATE = "not all ranks have it set and a model that bagua_client tunes; set both on all ranks"
+VARIABLE = "BAGUA_CONFIGURATION"
 
 
-def agreed_file(group: dist.ProcessGroup, path: str, refusal: str) -> ConfigurationFile | None:
+def agreed_file(
+    group: dist.ProcessGroup, environment: Environment, refusal: Callable[[], str]
+) -> ConfigurationFile | None:
     """Return what all ranks of ``group`` read; None, on all of them and with a line that says why,
-    where they cannot, or read different things.
-
-    They ask by no collective: a rank where it is not set would not come to that.
+    where they cannot, or read different things. See :func:`agreed`.
 
     Args:
         refusal: why no setting of the model can be changed; empty: some can.
     """
-    if dist.get_world_size(group) == 1:
+    if not environment.asks or dist.get_world_size(group) == 1:
         return None  # A single rank communicates nothing.
     found: ConfigurationFile | None = None
-    rank = dist.get_rank(group)
-    try:
-        found = ConfigurationFile.read(path)
-        answer = f"{REFUSAL}{refusal}" if refusal else found.digest
-    except ValueError as error:
-        answer = f"{REFUSAL}on rank {rank} {error}"
-    speaker, reason = verdict(group, "bagua-configuration", answer, _judge, LATE)
-    if reason and speaker == rank:
-        _refuse(reason)
-    return None if reason else found
-
-
-def _judge(answers: list[str]) -> str:
-    others = ", ".join(map(str, outnumbered(answers)))
-    return f"the file on rank {others} differs from that on the other ranks" if others else ""
-
-
-def _refuse(reason: str) -> None:
-    logger.warning("BAGUA_CONFIGURATION is not used; training begins with the default: %s", reason)
+    answer = UNSET
+    if environment.configuration is not None:
+        refused = refusal()
+        try:
+            found = ConfigurationFile.read(environment.configuration)
+            answer = f"{REFUSAL}{refused}" if refused else found.digest
+        except ValueError as error:
+            answer = f"{REFUSAL}on rank {dist.get_rank(group)} {error}"
+    differs = "the file on rank {} differs from that on the other ranks"
+    return found if agreed(group, VARIABLE, answer, differs) else None
 
 
 def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
@@ -65,12 +59,12 @@ def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
     votes = Vote(0 if reason else 1, communicator.group, communicator.device).values()
     if 0 in votes:
         if communicator.rank == votes.index(0):
-            _refuse(reason)
+            refuse(VARIABLE, reason)
         return False
     begin = tunable.plan(tunable.offer.at_first(asked))
     if reason := prepared(tunable, begin, communicator.group, communicator.device):
         if communicator.rank == 0:
-            _refuse(reason)
+            refuse(VARIABLE, reason)
         return False
     if communicator.rank == 0:
         _announce(tunable, file)

@@ -1,4 +1,4 @@
-"""The reducer that a wrapper is tuned by, and the channels that it starts with."""
+"""The reducer that a wrapper is tuned by, and the buckets and channels that it starts with."""
 
 from __future__ import annotations
 
@@ -11,30 +11,53 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.verdict import REFUSAL
+from bagua_client.environment import Environment
+from bagua_client.integrations.agreed import UNSET, agreed
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from bagua_client.torch_private.reducer import caps_of, user_hook_of
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.wrapper import parameters_of
 
 logger = logging.getLogger(__name__)
 
-
-def channels_of(wrapper: DistributedDataParallel, asked: int) -> int:
-    """The number of channels asked for, or 1 where the buckets are not ours to carry; the same on
-    all ranks."""
-    if asked == 1:
-        return 1
-    obstacle = refusal_of(wrapper, caps_of(wrapper))
-    if not obstacle and user_hook_of(wrapper) is not None:
-        obstacle = "the training's own communication hook carries the buckets"
-    if obstacle:
-        _warn_of_channels(asked, obstacle)
-    return 1 if obstacle else asked
+CHANNELS, SIZE = "BAGUA_DEFAULT_CHANNELS", "BAGUA_DEFAULT_BUCKET_SIZE"
+DIFFERS = "it has another value on rank {} than on the other ranks; set the same value on all ranks"
 
 
-def _warn_of_channels(asked: int, obstacle: str) -> None:
-    if dist.get_rank() == 0:
-        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", asked, obstacle)
+def channels_of(wrapper: DistributedDataParallel, environment: Environment) -> int:
+    """The number of channels asked for; 1 where the buckets are not ours to carry, or the ranks ask
+    for different numbers. The same on all ranks."""
+    asked = environment.default_channels
+    if not environment.asks or dist.get_world_size(wrapper.process_group) == 1:
+        return asked
+    answer = UNSET if asked == 1 else str(asked)
+    if asked > 1:
+        obstacle = refusal_of(wrapper, torchs.caps_of(wrapper))
+        if not obstacle and torchs.user_hook_of(wrapper) is not None:
+            obstacle = "the training's own communication hook carries the buckets"
+        answer = f"{REFUSAL}{obstacle}" if obstacle else answer
+    return asked if agreed(wrapper.process_group, CHANNELS, answer, DIFFERS) else 1
+
+
+def agree_on_size(wrapper: DistributedDataParallel, size_bytes: int | None) -> None:
+    """Cut a new wrapper's buckets as torch does by default, unless all ranks cut them to this size.
+
+    Args:
+        size_bytes: what they were cut to; None: it is not set on this rank.
+    """
+    group = wrapper.process_group
+    if not torchs.has_reducer(wrapper) or dist.get_world_size(group) == 1:
+        return
+    answer = UNSET if size_bytes is None else str(size_bytes)
+    if not agreed(group, SIZE, answer, DIFFERS) and size_bytes is not None:
+        hook = torchs.user_hook_of(wrapper)
+        torchs.new_reducer(wrapper, parameters_of(wrapper), torchs.DEFAULT_CAPS)
+        wrapper.bucket_bytes_cap = torchs.DEFAULT_CAPS.bucket_bytes
+        if hook is not None:
+            torchs.register_user_hook(wrapper, hook, None)
 
 
 def new_tunable(
@@ -43,15 +66,18 @@ def new_tunable(
     """The reducer of ``wrapper``, with a communicator of its own. All ranks call it together.
 
     Args:
-        channels: to start from, as far as there is room for them.
+        channels: to start from, as far as there is room for them on all ranks.
     """
     group = wrapper.process_group
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
-    most = communicator.most_channels
-    if channels > most:
-        _warn_of_channels(channels, communicator.obstacle or f"this GPU has room for {most}")
-        channels = most
+    if channels > 1:
+        # GPUs of different kinds have room for different numbers.
+        most = min(Vote(communicator.most_channels, group, communicator.device).values())
+        if channels > most and communicator.rank == 0:
+            obstacle = communicator.obstacle or f"a GPU has room for {most}"
+            logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", channels, obstacle)
+        channels = min(channels, most)
     tunable = TunableReducer(wrapper, algorithm, communicator)
     weakref.finalize(wrapper, communicator.close).atexit = False
     if channels > 1:

@@ -162,9 +162,7 @@ def _begin(
     units, refusal = _units_of(tuned)
     if not tuned._algorithm.is_torchs:
         tunable_of(tuned)
-    file = None
-    if path := environment.configuration:
-        file = agreed_file(_group_of(units), path, refusal)
+    file = agreed_file(_group_of(units), environment, lambda: refusal)
     if environment.autotune:
         _tune(tuned, environment, optimizers, file)
     if file is not None and tuned._agent is None:

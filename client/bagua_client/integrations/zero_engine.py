@@ -113,9 +113,7 @@ def _begin(
 ) -> None:
     refusal = refusal_of(engine)
     group = _group_of(engine)
-    file = None
-    if path := environment.configuration:
-        file = agreed_file(group, path, refusal)
+    file = agreed_file(group, environment, lambda: refusal)
     if environment.autotune:
         _tune(engine, group, refusal, environment, optimizers, file)
     if file is not None and engine._agent is None:

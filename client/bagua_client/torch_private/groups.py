@@ -35,6 +35,12 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
     return timeout if isinstance(timeout, timedelta) else None
 
 
+def shortest_timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """The shortest of the timeouts that the group has on its devices; None: none is known."""
+    found = [timeout_of(group, device) for device in group._device_types]
+    return min((each for each in found if each is not None), default=None)
+
+
 NCCL_KINDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 """torch's backends that take NCCL's options, as far as this release has them. None is a subclass of
 another."""

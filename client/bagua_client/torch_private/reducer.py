@@ -51,6 +51,10 @@ class Caps:
     each_bytes: tuple[int, ...] = ()
 
 
+DEFAULT_CAPS = Caps(25 * 1024 * 1024, c10d._DEFAULT_FIRST_BUCKET_BYTES)
+"""Those of a wrapper that is given none."""
+
+
 def split_graphs(ddp: DistributedDataParallel, size_bytes: int) -> None:
     """Make torch.compile split the graphs of a compiled wrapper by the size of their gradients.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 import bagua_client.compat.torch_api as bagua
 from bagua_client import Configuration
+from bagua_client.communication import verdict
 from bagua_client.compat.torch_api.algorithms import Algorithm, AlgorithmImpl
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from tests.client.algorithms.small import loss_of
@@ -105,3 +109,19 @@ def test_buckets_are_baguas_and_gradients_are_there(
         assert len(proposed) == 3
         assert without == [[]] * (3 * 2 + 3 * 4 + 2 * 2)
         assert off < 1e-5
+
+
+def _trained_with_sizes(by_rank: Sequence[dict[str, str]]) -> list[Any]:
+    with (
+        mock.patch.dict(os.environ, by_rank[dist.get_rank()]),
+        mock.patch.object(verdict, "ANSWER_SECONDS", 2.0),
+    ):
+        return _trained(False)[0]
+
+
+def test_a_size_that_is_not_set_alike_on_all_ranks_is_used_by_none(two_ranks: RankPool) -> None:
+    name = "BAGUA_DEFAULT_BUCKET_SIZE"
+    for proposed in two_ranks.run(_trained_with_sizes, [{name: "1"}, {}]):
+        assert (proposed[0], proposed[2]) == (ORDER, ORDER)
+    for proposed in two_ranks.run(_trained_with_sizes, [{name: "1"}] * 2):
+        assert len(proposed[0]) == 4

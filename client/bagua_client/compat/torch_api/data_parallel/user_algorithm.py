@@ -11,9 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.algorithms.weights import Weights
+from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.compat.torch_api.backend import backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
+from bagua_client.compat.torch_api.communication.communicator import device_of
 from bagua_client.compat.torch_api.tensor import keeps_gradient
 from bagua_client.compat.torch_api.trained import Trained
 from bagua_client.configuration import Configuration
@@ -69,6 +71,7 @@ class UserAlgorithm(Algorithm):
         self._names: dict[int, str] = {}
         self._tensors: dict[str, Any] = {}
         self._partition: Partition | None = None
+        self._size_bytes = 0
         self._gradients: dict[int, torch.Tensor] = {}
 
     def reify(self, communicator: Communicator) -> UserAlgorithm:
@@ -87,6 +90,7 @@ class UserAlgorithm(Algorithm):
                 f"{self.name}.init_tensors registers {unknown[0]!r}; only parameters of the "
                 "module, under their names, can be cut into buckets"
             )
+        self._size_bytes = self._size_bytes or self._agreed_size()
         self._cut_buckets()
 
     def follow(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
@@ -149,10 +153,18 @@ class UserAlgorithm(Algorithm):
 
     def _as_bagua(self) -> list[list[Any]]:
         tensors = list(self._tensors.values())
-        size_bytes = Environment.read().default_bucket_bytes or BUCKET_BYTES
         specs = describe(list(self._tensors.items()))
-        partition = cut(specs, range(len(tensors)), Configuration(size_bytes))
+        partition = cut(specs, range(len(tensors)), Configuration(self._size_bytes))
         return [[tensors[index] for index in bucket] for bucket in partition]
+
+    def _agreed_size(self) -> int:
+        """The size of the buckets: Bagua's where ranks say different things, which would not meet.
+        All ranks begin together; that it is not used, the wrapper has said."""
+        group = self._ddp.process_group.torch_group
+        assert group is not None, "this rank trains the module"
+        size_bytes = Environment.read().default_bucket_bytes or BUCKET_BYTES
+        is_agreed = not Vote(size_bytes, group, device_of(group)).dissenters()
+        return size_bytes if is_agreed else BUCKET_BYTES
 
     def _as_tuned(self) -> list[list[Any]]:
         proposed = []
