@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -64,16 +66,27 @@ def verdict(
     if not waits and not is_last:
         return -1, ""
     try:
-        store.wait([f"{key}/verdict"], _patience(group))
+        store.wait([f"{key}/verdict"], _patience(group, store))
     except RuntimeError:
         missing = [each for each in range(world_size) if not store.check([f"{key}/{each}"])]
+        _waited_in_vain[group] = [f"{key}/{each}" for each in missing]
         reason = f"{late} (rank {named(missing)} has not answered)" if missing else late
         store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason]))
     speaker, reason = json.loads(store.get(f"{key}/verdict"))
     return int(speaker), str(reason)
 
 
-def _patience(group: dist.ProcessGroup) -> timedelta:
+_waited_in_vain: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]]
+_waited_in_vain = weakref.WeakKeyDictionary()
+"""The answers that did not come to the last question that was not answered by all."""
+
+
+def _patience(group: dist.ProcessGroup, store: torch_groups.Store) -> timedelta:
+    """How long to wait. Not at all for ranks that have not answered an earlier question yet: the
+    pauses together could be longer than the group's timeout."""
+    missing = _waited_in_vain.get(group)
+    if missing and not store.check(missing):
+        return timedelta(milliseconds=1)
     timeout = torch_groups.shortest_timeout(group)
     most = timedelta(seconds=ANSWER_SECONDS)
     return most if timeout is None else min(most, SHARE_OF_TIMEOUT * timeout)
@@ -81,7 +94,7 @@ def _patience(group: dist.ProcessGroup) -> timedelta:
 
 def outnumbered(answers: list[str]) -> str:
     """The ranks whose answer is not the most frequent one, as :func:`named` does."""
-    usual = max(answers, key=answers.count)
+    [(usual, _)] = Counter(answers).most_common(1)
     return named([rank for rank, answer in enumerate(answers) if answer != usual])
 
 

@@ -31,8 +31,8 @@ def channels_of(wrapper: DistributedDataParallel, environment: Environment) -> i
     """The number of channels asked for; 1 where the buckets are not ours to carry, or the ranks ask
     for different numbers. The same on all ranks."""
     asked = environment.default_channels
-    if not environment.asks or dist.get_world_size(wrapper.process_group) == 1:
-        return asked
+    if not environment.asks:
+        return 1
     answer = UNSET if asked == 1 else str(asked)
     if asked > 1:
         obstacle = refusal_of(wrapper, torchs.caps_of(wrapper))

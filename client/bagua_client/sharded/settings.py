@@ -105,5 +105,5 @@ class Settings:
                 unit.module.reshard()
         for unit in self._kept:
             is_there = unit.is_gathered or unit.is_spread_narrowly
-            if is_there and unit.reshards_after_backward:
+            if is_there and (unit.reshards_after_backward or unit.is_hidden):
                 unit.module.reshard()

@@ -250,10 +250,14 @@ class TunableUnits(ChangedTogether):
         if self.after_reduction is not None:
             self.after_reduction()
 
-    def weights_change(self) -> None:
-        """An optimizer has stepped. Where it did so inside a pass, as some do in the backward pass
-        for one parameter after the other, units may be in use; the next pass begins anew anyway."""
-        if not self._is_in_forward and not is_in_backward() and not self.is_left:
+    def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped: of this model's, if not all ranks may do so. Where it did so
+        inside a pass, as some do in the backward pass for one parameter after the other, units may
+        be in use; the next pass begins anew anyway."""
+        if self._is_in_forward or is_in_backward() or self.is_left:
+            return
+        own = {id(each) for each in self.parameters}
+        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
             self._held.settings.reshard()
 
     @untraced
@@ -292,8 +296,8 @@ def _weakly(tunable: TunableUnits) -> Callable[..., None]:
     """For a hook of all optimizers, which outlives the model."""
     reference = weakref.ref(tunable)
 
-    def stepped(*_: Any) -> None:
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if (found := reference()) is not None:
-            found.weights_change()
+            found.weights_change(optimizer)
 
     return stepped

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import untraced
 
@@ -264,7 +265,8 @@ def _alone(state: Any) -> Callable[..., Any]:
 
     @untraced
     def ended(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
-        if state._state_ctx.iter_forward_root is not state or not state._modules_to_run_forward:
+        is_alone = state._state_ctx.iter_forward_root is state and not is_in_backward()
+        if not is_alone or not state._modules_to_run_forward:
             return output
         state._modules_to_run_forward.clear()
         return state._post_forward(module, arguments, output)

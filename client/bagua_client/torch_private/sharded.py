@@ -97,6 +97,7 @@ class Unit:
         )
         self._put = self.given.gather, self.given.scatter
         self._kept_as = self.given.mesh_kept
+        self._is_hidden = False
         self._lists = (
             self.state._states_to_forward_prefetch,
             self.state._states_to_backward_prefetch,
@@ -133,6 +134,12 @@ class Unit:
         """Whether it is spread over fewer ranks since a forward pass (``reshard_after_forward=2``)
         that no backward pass followed."""
         return bool(self.group.is_sharded_post_forward)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a forward pass left it gathered or spread narrowly because of our settings, and
+        its modules have the parameters that the optimizer has."""
+        return self._is_hidden and not self.group.is_sharded
 
     @property
     def is_on_its_way(self) -> bool:
@@ -196,14 +203,21 @@ class Unit:
 
     def _hide_what_is_kept(self, is_training: Callable[[], bool]) -> None:
         """Let its modules have the parameters that the optimizer has wherever they would without
-        our settings, between forward and backward, too: what a training reads, sets or freezes
-        there is theirs. Without gradients there is nothing to keep them for."""
+        our settings, between forward and backward, too: what a training reads or freezes there is
+        theirs. Without gradients there is nothing to keep them for. A block that is called by
+        itself is gathered anew, as without ours: its weights may be others by then."""
         group, unshard, post_forward = self.group, self.group.unshard, self.group.post_forward
 
         def shown(async_op: bool = False) -> None:
-            if group.is_unsharded:
+            if self.is_hidden and not is_in_backward() and not is_training():
+                group._to_sharded()
+            elif group.is_unsharded:
                 for each in group.fsdp_params:
+                    is_trained = each.sharded_param.requires_grad
+                    if each._unsharded_param.requires_grad != is_trained:
+                        each._unsharded_param.requires_grad_(is_trained)
                     each._setattr_on_modules(each._unsharded_param)
+            self._is_hidden = False
             unshard(async_op)
 
         def hidden(module: Any, arguments: Any, output: Any) -> Any:
@@ -214,6 +228,7 @@ class Unit:
                 group.reshard()
             for each in group.fsdp_params:
                 each._setattr_on_modules(each.sharded_param)
+            self._is_hidden = True
             return output
 
         group.unshard, group.post_forward = shown, hidden

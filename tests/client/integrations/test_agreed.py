@@ -161,10 +161,12 @@ def test_the_hook_of_torchs_mixed_precision_stays(two_ranks: RankPool) -> None:
 def test_nobody_waits_until_the_others_collectives_run_out_of_time() -> None:
     pool = RankPool([2], collective_timeout_seconds=8.0)
     try:
-        line = _said(pool.run(_train, [{CHANNELS: "2"}, {}], False, 60.0))
+        results = pool.run(_train, [{CHANNELS: "2", SIZE: "1000000"}, {}], False, 60.0)
     finally:
         pool.close()
-    assert "rank 1 has not answered" in line
+    lines = [line for _, each in results for line in each]
+    assert [name for line in lines for name in (SIZE, CHANNELS) if name in line] == [SIZE, CHANNELS]
+    assert all("rank 1 has not answered" in line for line in lines)
 
 
 def _keys_added() -> int:
@@ -191,3 +193,18 @@ def test_gpus_with_room_for_other_numbers_begin_with_the_smallest(two_ranks: Ran
     assert [begins_with.channels for begins_with, _ in results] == [2, 2]
     (line,) = [line for _, lines in results for line in lines]
     assert line == "BAGUA_DEFAULT_CHANNELS=4 is not possible here: a GPU has room for 2"
+
+
+def _alone() -> Configuration:
+    half = torch.bfloat16
+    precision = _MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+    with mock.patch.dict(os.environ, {CHANNELS: "2"}):
+        return DistributedDataParallel(_model(), mixed_precision=precision).configuration
+
+
+def test_a_single_rank_whose_buckets_are_not_ours_to_carry_is_wrapped() -> None:
+    pool = RankPool([1])
+    try:
+        assert pool.run(_alone) == [DEFAULT]
+    finally:
+        pool.close()

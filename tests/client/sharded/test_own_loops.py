@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.utils.checkpoint import checkpoint
 
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
@@ -42,8 +43,14 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(WIDTH, WIDTH)
         self.skipped = -1
+        self.is_checkpointed = False
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.is_checkpointed:
+            for place in (0, 2):
+                pair = nn.Sequential(*self.blocks[place : place + 2])
+                values = checkpoint(pair, values, use_reentrant=True)
+            return self.head(values)
         for place, block in enumerate(self.blocks):
             if place != self.skipped:
                 values = block(values)
@@ -135,6 +142,52 @@ def validates_carelessly(model: Any) -> Step:
     return step
 
 
+def freezes_before_backward(model: Any) -> Step:
+    """On one rank another optimizer steps meanwhile."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    others = torch.optim.SGD([weight], lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        loss = loss_of(model, number)
+        model.blocks[1].requires_grad_(number % 2 == 0)
+        if dist.get_rank() == 0:
+            others.step()
+        return stepped(model, optimizer, loss)
+
+    return step
+
+
+def sets_weights(model: Any) -> Step:
+    """By hand, after a forward pass that no backward pass follows; gradients accumulate."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        model.set_reshard_after_backward(False)
+        loss_of(model, number + 50).backward()  # type: ignore[no-untyped-call]
+        found = [loss_of(model, 99).item()]
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(1.01)
+        found += [loss_of(model.blocks[1], 98).item(), loss_of(model, 99).item()]
+        model.set_reshard_after_backward(True)
+        return found + stepped(model, optimizer, loss_of(model, number))
+
+    return step
+
+
+def checkpoints_pairs(model: Any) -> Step:
+    model.is_checkpointed = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        loss = model(inputs(number).requires_grad_()).square().mean()
+        return stepped(model, optimizer, loss)
+
+    return step
+
+
 def generates(model: Any) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     register_fsdp_forward_method(model, "generate")
@@ -200,6 +253,9 @@ merges = pytest.mark.skipif(bool(why_not()), reason="this torch's units are not 
         (trains_a_block_alone, {}),
         (validates_carelessly, {}),
         (generates, {}),
+        (freezes_before_backward, {}),
+        (sets_weights, {}),
+        (checkpoints_pairs, {}),
     ],
 )
 def test_with_kept_units(
@@ -217,8 +273,11 @@ def test_with_kept_units(
         partial(trains_a_block_alone, is_first=True),
         validates_carelessly,
         generates,
+        freezes_before_backward,
+        sets_weights,
+        checkpoints_pairs,
     ],
-    ids=["block alone", "block first", "validates", "generates"],
+    ids=lambda loop: getattr(loop, "__name__", "block first"),
 )
 @pytest.mark.parametrize("change", [ALL_AS_ONE, SOME_AS_ONE, {**ALL_AS_ONE, **ALL_KEPT}])
 def test_with_merged_units(
