@@ -38,19 +38,20 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, is_checkpointed: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.head = nn.Linear(WIDTH, WIDTH)
         self.skipped = -1
-        self.is_checkpointed = False
+        self.is_checkpointed = is_checkpointed
+        if not is_checkpointed:
+            self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         if self.is_checkpointed:
             for place in (0, 2):
                 pair = nn.Sequential(*self.blocks[place : place + 2])
                 values = checkpoint(pair, values, use_reentrant=True)
-            return self.head(values)
+            return values
         for place, block in enumerate(self.blocks):
             if place != self.skipped:
                 values = block(values)
@@ -60,11 +61,13 @@ class Net(nn.Module):
         return self.forward(self.forward(values))
 
 
-def sharded(is_nested: bool = False, is_rough: bool = False, **kept: Any) -> Any:
+def sharded(
+    is_nested: bool = False, is_rough: bool = False, is_checkpointed: bool = False, **kept: Any
+) -> Any:
     """Rough blocks compute with 16 bits, and the model that they are in with 32."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if is_rough else None
-    model = Net()
+    model = Net(is_checkpointed)
     for block in model.blocks:
         if is_nested:
             fully_shard(block.inner)
@@ -178,7 +181,6 @@ def sets_weights(model: Any) -> Step:
 
 
 def checkpoints_pairs(model: Any) -> Step:
-    model.is_checkpointed = True
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(number: int) -> list[Any]:
@@ -255,7 +257,7 @@ merges = pytest.mark.skipif(bool(why_not()), reason="this torch's units are not 
         (generates, {}),
         (freezes_before_backward, {}),
         (sets_weights, {}),
-        (checkpoints_pairs, {}),
+        (checkpoints_pairs, {"is_checkpointed": True}),
     ],
 )
 def test_with_kept_units(
@@ -275,7 +277,6 @@ def test_with_kept_units(
         generates,
         freezes_before_backward,
         sets_weights,
-        checkpoints_pairs,
     ],
     ids=lambda loop: getattr(loop, "__name__", "block first"),
 )
@@ -285,6 +286,13 @@ def test_with_merged_units(
 ) -> None:
     changes: dict[int, dict[str, Any]] = {4: change, 6: {}, 7: change}
     assert two_ranks.run(differs, loop, changes) == [[], []]
+
+
+@merges
+@pytest.mark.parametrize("change", [ALL_AS_ONE, {**ALL_AS_ONE, **ALL_KEPT}])
+def test_checkpoints_over_merged_units(two_ranks: RankPool, change: dict[str, Any]) -> None:
+    run = partial(differs, checkpoints_pairs, {4: change}, is_checkpointed=True)
+    assert two_ranks.run(run) == [[], []]
 
 
 @merges
