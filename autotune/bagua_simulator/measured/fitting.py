@@ -10,7 +10,7 @@ of all measured steps, which are simulated whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -99,54 +99,94 @@ def fit_cluster(
     Raises:
         ValueError: there is no traffic, or only one rank.
     """
-    from scipy.optimize import least_squares  # here: takes long to import
-
     measured = [each for each in traffic if each.is_measured]
     if not measured or nodes * ranks_per_node < 2:
         raise ValueError("no reduction was measured that shows the network")
     kinds = {(each.hierarchical, each.channels) for each in measured}
     usual = _usual(nodes, ranks_per_node, measured, kinds | _kinds(times))
-    logarithms = np.log([figure.value for figure in usual.values()])
-    spreads = np.array([figure.spread for figure in usual.values()])
-    is_late = np.array([name in USUAL_LATE for name in usual])
-    is_link, is_flow = (
-        np.array([each == name for each in usual])
-        for name in ("bandwidth_bytes_per_second", "flows")
-    )
-
-    def figures(tried: Floats) -> dict[str, float]:
-        values = np.exp(np.clip(tried, -FARTHEST, FARTHEST)).tolist()
-        return dict(zip(usual, values, strict=True))
-
-    def differences(tried: Floats, times: Sequence[StepTimes] = ()) -> Floats:
-        found = figures(tried)
-        cluster = _cluster(nodes, ranks_per_node, is_nccl, found)
-        late_seconds = found.get("late_seconds", 0.0)
-        apart = [_differences(cluster, each, late_seconds) for each in measured]
-        if simulator:
-            there = simulator.on(cluster)
-            apart += [_step_difference(there, each) for each in times]
-        unusual = (tried - logarithms) / spreads
-        # Ranks that are not late at all are as usual as late ones.
-        unusual[is_late] = np.maximum(unusual[is_late], 0.0)
-        return np.concatenate([*apart, unusual])
-
-    values = [BEGINNINGS.get(name, (figure.value,)) for name, figure in usual.items()]
-    beginnings: list[Floats] = [np.log(each) for each in product(*values)]
-    beginnings.sort(key=lambda each: float((differences(each) ** 2).sum()))
-    most = [0.0 if name == "shards_share" else np.inf for name in usual]
-    search = partial(
-        least_squares, differences, bounds=(-np.inf, most), ftol=TOLERANCE, xtol=TOLERANCE,
-        max_nfev=MOST_EVALUATIONS,
-    )  # fmt: skip
-    best = min(map(search, beginnings[:MOST_BEGINNINGS]), key=lambda end: float(end.cost))
+    fit = _Fit(usual, partial(_cluster, nodes, ranks_per_node, is_nccl), measured, simulator)
+    beginnings = sorted(fit.beginnings(), key=fit.squares)[:MOST_BEGINNINGS]
+    best = min(map(fit.search, beginnings), key=fit.squares)
     if times:
         # Disturbed steps among the few may have led far from what all steps know.
-        near = [best.x + np.log(link) * is_link + np.log(flow) * is_flow
-                for link, flow in product(NEAR, NEAR if is_flow.any() else (1.0,))]  # fmt: skip
-        nearest = min(near, key=lambda each: float((differences(each, times) ** 2).sum()))
-        best = search(nearest, args=(times,))
-    return _cluster(nodes, ranks_per_node, is_nccl, figures(best.x))
+        nearest = min(fit.near(best), key=lambda each: fit.squares(each, times))
+        best = fit.search(nearest, times)
+    return fit.cluster(best)
+
+
+class _Fit:
+    """A search for the parameters of a cluster, which are tried as logarithms in this order.
+
+    Args:
+        usual: the parameters by name.
+        cluster_of: makes a cluster of their values.
+        traffic: recorded steps.
+        simulator: of whole steps.
+    """
+
+    def __init__(
+        self,
+        usual: Mapping[str, Usual],
+        cluster_of: Callable[[Mapping[str, float]], Cluster],
+        traffic: Sequence[Traffic],
+        simulator: Simulator | None,
+    ) -> None:
+        self._usual, self._cluster_of = usual, cluster_of
+        self._traffic, self._simulator = traffic, simulator
+        self._logarithms = np.log([figure.value for figure in usual.values()])
+        self._spreads = np.array([figure.spread for figure in usual.values()])
+        self._is_late = self._places(*USUAL_LATE)
+
+    def _places(self, *names: str) -> NDArray[np.bool_]:
+        return np.array([each in names for each in self._usual])
+
+    def _figures(self, tried: Floats) -> dict[str, float]:
+        values = np.exp(np.clip(tried, -FARTHEST, FARTHEST)).tolist()
+        return dict(zip(self._usual, values, strict=True))
+
+    def cluster(self, tried: Floats) -> Cluster:
+        return self._cluster_of(self._figures(tried))
+
+    def beginnings(self) -> list[Floats]:
+        """Far from each other."""
+        values = [BEGINNINGS.get(name, (usual.value,)) for name, usual in self._usual.items()]
+        return [np.log(each) for each in product(*values)]
+
+    def near(self, found: Floats) -> list[Floats]:
+        """Around what was found: other links, and other rates of one connection."""
+        is_link = self._places("bandwidth_bytes_per_second")
+        is_flow = self._places(*USUAL_FLOWS)
+        return [
+            found + np.log(link) * is_link + np.log(flow) * is_flow
+            for link, flow in product(NEAR, NEAR if is_flow.any() else (1.0,))
+        ]
+
+    def differences(self, tried: Floats, times: Sequence[StepTimes] = ()) -> Floats:
+        """Of all that is compared, and of the parameters from what is usual."""
+        cluster = self.cluster(tried)
+        late_seconds = self._figures(tried).get("late_seconds", 0.0)
+        apart = [_differences(cluster, each, late_seconds) for each in self._traffic]
+        if self._simulator:
+            there = self._simulator.on(cluster)
+            apart += [_step_difference(there, each) for each in times]
+        unusual = (tried - self._logarithms) / self._spreads
+        # Ranks that are not late at all are as usual as late ones.
+        unusual[self._is_late] = np.maximum(unusual[self._is_late], 0.0)
+        return np.concatenate([*apart, unusual])
+
+    def squares(self, tried: Floats, times: Sequence[StepTimes] = ()) -> float:
+        return float((self.differences(tried, times) ** 2).sum())
+
+    def search(self, beginning: Floats, times: Sequence[StepTimes] = ()) -> Floats:
+        """From there downhill."""
+        from scipy.optimize import least_squares  # here: takes long to import
+
+        most = np.where(self._places("shards_share"), 0.0, np.inf)
+        found: Floats = least_squares(
+            self.differences, beginning, bounds=(-np.inf, most), ftol=TOLERANCE, xtol=TOLERANCE,
+            max_nfev=MOST_EVALUATIONS, args=(times,),
+        ).x  # fmt: skip
+        return found
 
 
 def fit_record(record: Record) -> Simulator:
