@@ -82,6 +82,7 @@ class TunableUnits(ChangedTogether):
         self.observation = Observation(self.observers, communicator.device.type == "cpu")
         self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
+        self._own = frozenset(map(id, self.parameters))
         self.tensors = specs_of(units)
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(units))))
@@ -119,7 +120,7 @@ class TunableUnits(ChangedTogether):
             *(
                 module.register_forward_hook(self._unit_ends)
                 for unit in units
-                for module in unit.state._modules
+                for module in unit.modules
                 if module is not model
             ),
         ]
@@ -256,8 +257,8 @@ class TunableUnits(ChangedTogether):
         be in use; the next pass begins anew anyway."""
         if self._is_in_forward or is_in_backward() or self.is_left:
             return
-        own = {id(each) for each in self.parameters}
-        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        stepped = (each for group in optimizer.param_groups for each in group["params"])
+        if any(id(each) in self._own for each in stepped):
             self._held.settings.reshard()
 
     @untraced

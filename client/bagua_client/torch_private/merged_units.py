@@ -106,7 +106,7 @@ class MergedUnits:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
         self._parameters = [list(unit.group.fsdp_params) for unit in units]
-        self._modules = [tuple(unit.state._modules) for unit in units]
+        self._modules = [unit.modules for unit in units]
         # Torch takes them from parameters that are trained when a training begins.
         names = "_orig_dtype", "_reduce_dtype"
         self._dtypes = [tuple(getattr(unit.group, n, None) for n in names) for unit in units]

@@ -104,6 +104,11 @@ class Unit:
         )
 
     @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """Those that were given to its ``fully_shard`` call; of merged units those of all."""
+        return tuple(self.state._modules)
+
+    @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The global ranks of the group that its parts are spread over; for each copy of the model
         in turn."""
@@ -175,9 +180,7 @@ class Unit:
         is_whole = own is not None and own.shard_mesh_size == self.group.mesh_info.shard_mesh_size
         return is_whole and not any(each.is_dtensor for each in self.group.fsdp_params)
 
-    def keep(
-        self, is_kept: bool, nodes: Any = None, is_training: Callable[[], bool] = lambda: False
-    ) -> None:
+    def keep(self, is_kept: bool, nodes: Any, is_training: Callable[[], bool]) -> None:
         """Keep its parameters gathered from forward to backward; else spread over each of these
         nodes; else what the training set.
 

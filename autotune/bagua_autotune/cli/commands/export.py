@@ -66,11 +66,12 @@ def _json(reader: Reader, job: JobOverview) -> str:
 
 def _profile(reader: Reader, job: JobOverview) -> str:
     id, name = job.job.id, job.job.name
-    trials = {trial.index: trial for trial in reader.trials(id)}
-    steps = [(trials[each.trial].configuration, each.profile) for each in reader.profiles(id)]
+    profiles, observations = reader.profiles(id), reader.observations(id)
+    trials = {trial.index: trial for trial in reader.trials(id)}  # Last: new ones may be there now.
+    steps = [(trials[each.trial].configuration, each.profile) for each in profiles]
     measured = [
         (trials[each.trial].configuration, max(filter(None, each.seconds), default=0.0))
-        for each in reader.observations(id)
+        for each in observations
         if trials[each.trial].state == "measured"
     ]
     try:
