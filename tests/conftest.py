@@ -12,8 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.outside import HELM, PLACE
+
 # Several processes share a small machine; more threads than cores only make them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Last, so that the machine's own counts before.
+os.environ["PATH"] += f"{os.pathsep}{PLACE / HELM}"
 
 # A shell that starts the suite in the background has it, and all that it starts, ignore Ctrl-C;
 # some tests send one.

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from bagua_client.launcher.job_environment import AS_BAGUA
-from tests.bagua_release import release_path
+from tests.outside import BAGUA, folder_of
 from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def files(folder: Path) -> list[str]:
 def copy_release(folder: Path) -> None:
     """Bagua's ``tests`` and ``examples``, without ``bagua``, into a folder."""
     for name in ("tests", "examples"):
-        shutil.copytree(release_path() / name, folder / name)
+        shutil.copytree(folder_of(BAGUA) / name, folder / name)
 
 
 def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) -> Iterator[Result]:

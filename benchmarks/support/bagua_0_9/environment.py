@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import bagua_release
+from tests.outside import BAGUA, folder_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = ROOT / ".cache" / "bagua-environment"
@@ -47,6 +47,6 @@ def release_path() -> Path:
         RuntimeError: the release cannot be had.
     """
     try:
-        return bagua_release.release_path()
+        return folder_of(BAGUA)
     except pytest.skip.Exception as error:
         raise RuntimeError(str(error)) from None

@@ -9,12 +9,12 @@ from typing import Any
 from unittest import mock
 
 from bagua_client.launcher.job_environment import AS_BAGUA
-from tests.bagua_release import release_path
+from tests.outside import BAGUA, folder_of
 
 
 def release_module(path: str) -> Any:
     """The module at ``bagua/torch_api/PATH``, unmodified; its imports of ``bagua`` find ours."""
-    place = release_path() / "bagua" / "torch_api" / path
+    place = folder_of(BAGUA) / "bagua" / "torch_api" / path
     spec = importlib.util.spec_from_file_location(f"users_{place.stem}", place)
     assert spec is not None
     assert spec.loader is not None

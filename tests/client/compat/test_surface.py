@@ -16,8 +16,8 @@ import pytest
 
 from bagua_client.compat.names import ELSEWHERE
 from bagua_client.launcher.job_environment import AS_BAGUA
-from tests.bagua_release import release_path
 from tests.client.launcher.programs import start
+from tests.outside import BAGUA, folder_of
 
 LEFT_OUT = (
     # bagua-run is in their place.
@@ -115,7 +115,7 @@ def _public(path: Path) -> Iterator[str]:
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    root = release_path()
+    root = folder_of(BAGUA)
     for path in sorted((root / "bagua").rglob("*.py")):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         if not name.startswith(LEFT_OUT):
@@ -197,7 +197,7 @@ def test_functions_and_methods_take_bagua_s_arguments() -> None:
 
 def _imports() -> set[tuple[str, str]]:
     """Of Bagua's names, by all of the release: outside of the package all, inside it the public."""
-    root = release_path()
+    root = folder_of(BAGUA)
     found = set()
     for path in [p for kind in ("*.py", "*.md", "*.rst") for p in root.rglob(kind)]:
         place = path.relative_to(root).parts[0]

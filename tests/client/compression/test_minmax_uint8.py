@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as numbers
 
 from bagua_client.compression import RANGE_ELEMENTS, compress, compressed_bytes, decompress
 from bagua_client.compression.minmax_uint8 import TILE_ELEMENTS
-from tests.bagua_release import release_path
+from tests.outside import BAGUA, folder_of
 
 EPSILON = np.float32(1e-7)
 LARGEST = float(np.float32(1e28))
@@ -24,7 +24,7 @@ LARGEST = float(np.float32(1e28))
 
 def _upstream() -> ModuleType:
     """The quantiser that Bagua tests its own kernels with."""
-    path = release_path() / "tests" / "internal" / "compressor.py"
+    path = folder_of(BAGUA) / "tests" / "internal" / "compressor.py"
     spec = importlib.util.spec_from_file_location("upstream_compressor", path)
     assert spec is not None
     assert spec.loader is not None

@@ -11,7 +11,7 @@ import pytest
 from bagua_client.environment import Environment
 from bagua_client.launcher.flags import FLAGS, GONE, farewells, spellings, variables
 from bagua_client.run import parser
-from tests.bagua_release import release_path
+from tests.outside import BAGUA, folder_of
 
 SETS = {
     "bagua_service_port": ("29501", "BAGUA_SERVICE_PORT", "29501"),
@@ -48,7 +48,7 @@ def _options(file: Path) -> Iterator[tuple[list[str], bool]]:
 @pytest.mark.parametrize("program", ["distributed/launch", "distributed/run", "script/baguarun"])
 def test_all_flags_of_bagua_are_understood(program: str) -> None:
     known = parser()
-    found = list(_options(release_path() / "bagua" / f"{program}.py"))
+    found = list(_options(folder_of(BAGUA) / "bagua" / f"{program}.py"))
     assert len(found) >= 8
     for names, takes_value in found:
         for name in names:

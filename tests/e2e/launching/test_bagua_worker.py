@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.bagua_release import release_path
 from tests.e2e.service import ServiceProcess
+from tests.outside import BAGUA, folder_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -174,7 +174,7 @@ def tune(
         noise: relative, of every speed.
         slowness: how much slower, relatively, each rank is than the one before.
     """
-    release = str(release_path())
+    release = str(folder_of(BAGUA))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     meetings, processes = [], []
