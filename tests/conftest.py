@@ -1,10 +1,13 @@
-"""What every test needs: an environment without the user's settings, and hypothesis unhurried,
-with the same examples each time."""
+"""What every test needs: an environment without the user's settings, no network, and hypothesis
+unhurried, with the same examples each time."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Last, so that the machine's own counts before.
 os.environ["PATH"] += f"{os.pathsep}{PLACE / HELM}"
+
+# A download would hide in a cache here and fail elsewhere, so pip and npm refuse one.
+os.environ.update(PIP_NO_INDEX="1", npm_config_offline="true")
+
+
+def _refuse_networks(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise where a test reaches a machine on the Internet."""
+    if event != "socket.connect" or not isinstance(arguments[1], tuple):
+        return
+    with suppress(ValueError):  # a name, which the socket has yet to look up
+        if ipaddress.ip_address(arguments[1][0]).is_global:
+            raise AssertionError(f"a test connects to {arguments[1][0]}; see tests/outside.py")
+
+
+sys.addaudithook(_refuse_networks)
 
 # A shell that starts the suite in the background has it, and all that it starts, ignore Ctrl-C;
 # some tests send one.
