@@ -1,4 +1,4 @@
-# Needs Python 3.10 or newer (tested: 3.11) and make; everything else goes into .venv.
+# Needs Python 3.11 or newer, for the versions that are pinned, and make; all else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

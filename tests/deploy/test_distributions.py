@@ -12,15 +12,19 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 or newer builds them")
 
 ROOT = Path(__file__).parents[2]
+PINS = ROOT / "constraints.txt"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = ("autotune/bagua_autotune", "autotune/bagua_simulator", "client/bagua_client")
@@ -146,6 +150,20 @@ def test_an_installed_bagua_is_left_whole(wheel: Path, tmp_path: Path) -> None:
     run(*pip, "uninstall", "--yes", "bagua-autotune", folder=tmp_path)
     assert files() == before
     assert run(python, "-c", code, folder=tmp_path).startswith("their own ")
+
+
+def test_every_pinned_version_takes_the_oldest_python_that_the_readme_names() -> None:
+    (oldest,) = re.findall(r"With Python (3\.\d+) or newer", (ROOT / "README.md").read_text())
+    pins = [Requirement(line) for line in PINS.read_text().splitlines() if line[:1] not in "#"]
+    looked_at = 0
+    for pin in pins:
+        try:
+            takes = metadata.metadata(pin.name).get("Requires-Python", "")
+        except metadata.PackageNotFoundError:
+            continue  # of another machine
+        assert f"{oldest}.0" in SpecifierSet(takes), f"{pin} takes Python {takes}"
+        looked_at += 1
+    assert looked_at > 100
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
