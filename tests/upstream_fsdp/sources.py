@@ -93,7 +93,7 @@ def _from_debian(made: Path) -> None:
             name = member.name.partition("/")[2]
             if member.isfile() and name.startswith(_FOLDERS):
                 member.name = f"sources/{name}"
-                tar.extract(member, made, filter="data")
+                tar.extract(member, made)
 
 
 def _from_git(made: Path) -> None:
