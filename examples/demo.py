@@ -1,8 +1,8 @@
-"""The whole path in a few minutes: two hosts, a service, a real training of 4 ranks, the result.
+"""The whole path in two minutes: two hosts, a service, a real training of 4 ranks, the result.
 
     python -m examples.demo
 
-Makes two hosts of this machine with a link of 1 Gbit/s between them, starts the service and
+Makes two hosts of this machine with a link of 200 Mbit/s between them, starts the service and
 examples/digits.py with BAGUA_AUTOTUNE=1 there, and shows what comes of it. The training ends when
 its tuning does.
 """
@@ -54,8 +54,9 @@ def introduction(testbed: Testbed) -> str:
         hosts = "two hosts of one rank on this machine, which share its GPU"
     else:
         hosts = "two hosts of one rank on this machine, each with a GPU"
-    rate = testbed.network.rate_bits_per_second or 0
-    return f"Emulated link of {rate / 1e9:g} Gbit/s between {hosts}."
+    rate = (testbed.network.rate_bits_per_second or 0) / 1e6
+    said = f"{rate:g} Mbit/s" if rate < 1000 else f"{rate / 1000:g} Gbit/s"
+    return f"Emulated link of {said} between {hosts}."
 
 
 def command(*words: str, database: Path) -> list[str]:

@@ -4,9 +4,11 @@ unhurried, with the same examples each time."""
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,9 +63,12 @@ _TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROU
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the caller's BAGUA_* and torchrun settings and data directory from the test."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Hide the caller's BAGUA_* and torchrun settings and data directory from the test, and what a
+    benchmark makes of logging from the tests after it."""
     for name in list(os.environ):
         if name.startswith("BAGUA_") or name in _TORCHRUN_NAMES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    yield
+    logging.disable(logging.NOTSET)

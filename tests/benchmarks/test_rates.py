@@ -16,23 +16,20 @@ from benchmarks.rates import (
     show_cluster,
 )
 from benchmarks.support import mixed_clients, mixed_jobs, one_process
-from benchmarks.support.bagua_0_9.environment import prepare
 from benchmarks.support.many_jobs import Load, measure
 from benchmarks.support.scrapes import PASTS, Past, measure_past
 from tests.autotune.store.postgresql import find_binaries
+from tests.outside import BAGUA as BAGUA_RELEASE
+from tests.outside import folder_of
 
 PATIENCE = 5
 """On a machine that is busy with other work a short run may see no decision."""
 
 
-@pytest.mark.timeout(600)  # the first time, Bagua's environment is made
 def test_both_services_are_measured_while_they_tune(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        prepare()
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    folder_of(BAGUA_RELEASE)
     monkeypatch.setattr("benchmarks.rates.TUNED_SETTLING_SECONDS", 0.5)
     condition = Condition(True, connections=2, seconds=3.0, pause_seconds=TUNED_PAUSE_SECONDS)
     for _ in range(PATIENCE):

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.testbed import Host
 from benchmarks.testbed.processes import ProcessError, read_line
-
-from .environment import PYTHON, prepare, release_path
+from tests.outside import BAGUA, PLACE
 
 SERVE = Path(__file__).with_name("serve.py")
 START_SECONDS = 120.0
 """It imports scikit-optimize, on processors that ranks of another job may share."""
+
+
+def release_path() -> Path:
+    """A folder for ``sys.path`` that holds ``bagua`` and a stand-in for its compiled core.
+
+    Raises:
+        RuntimeError: the release is not there.
+    """
+    if not (PLACE / BAGUA).exists():
+        raise RuntimeError(f"{BAGUA} is not there; python -m tests.outside brings it")
+    return PLACE / BAGUA
 
 
 @contextmanager
@@ -31,9 +42,8 @@ def bagua_service(
     ``folder`` gets the service's log.
 
     Raises:
-        RuntimeError: Bagua cannot be had, or its service does not start.
+        RuntimeError: Bagua is not there, or its service does not start.
     """
-    prepare()
     folder = folder.resolve()
     environment = {
         "PYTHONPATH": str(release_path()),
@@ -46,7 +56,7 @@ def bagua_service(
     log = folder / "bagua-service.log"
     with log.open("wb") as stderr:
         process = host.popen(
-            [str(PYTHON), str(SERVE), "--host", host.address],
+            [sys.executable, str(SERVE), "--host", host.address],
             environment,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -1,6 +1,6 @@
 """Bagua's own optimiser, ``bagua.service.BayesianOptimizer`` of its PyPI release 0.9.2.
 
-It runs in a process and an environment of its own.  Parameters are declared in Bagua's way: a
+It runs in a process of its own.  Parameters are declared in Bagua's way: a
 size is an integer exponent of two, a choice of two is a boolean, of more an integer.  The sizes
 are those of the other engines, 64 KiB to 1 GiB; Bagua's own range, 1 KiB to 2 GiB, would only
 cost it more trials.
@@ -12,12 +12,13 @@ import json
 import math
 import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bagua_autotune.model.knobs import Configuration, LogInteger, Value
-from benchmarks.support.bagua_0_9 import environment
+from benchmarks.support.bagua_0_9.service import release_path
 from benchmarks.support.searches.landscape import GIB, Landscape, Measurement
 
 
@@ -67,13 +68,13 @@ class BaguaEngine:
 
 
 def prepare() -> None:
-    """Make Bagua's environment unless it is there.
+    """See whether Bagua's release is there.
 
     Raises:
-        SystemExit: it cannot be had.
+        SystemExit: it is not.
     """
     try:
-        environment.prepare()
+        release_path()
     except RuntimeError as error:
         raise SystemExit(f"{error}; --engines leaves Bagua out") from None
 
@@ -83,11 +84,11 @@ def _worker() -> subprocess.Popen[str]:
     """One for this process; it ends when this one does, as its input is closed then."""
     variables = {
         **os.environ,
-        "PYTHONPATH": str(environment.release_path()),
+        "PYTHONPATH": str(release_path()),
         "PYTHONWARNINGS": "ignore",  # one line for each point it has tried before
     }
     worker = subprocess.Popen(
-        [str(environment.PYTHON), str(Path(__file__).with_name("bagua_worker.py"))],
+        [sys.executable, str(Path(__file__).with_name("bagua_worker.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=variables,
