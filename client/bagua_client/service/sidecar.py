@@ -133,7 +133,7 @@ class Sidecar:
         if address is None:
             raise SidecarError(
                 f"the service ended with exit code {self._process.wait()} before it listened; "
-                f"its own message is above. Try it by hand: {' '.join(command[1:4])}"
+                f"its own message is above. Try it by hand: python {' '.join(command[1:4])}"
             )
         self._url = address.group()
 
