@@ -26,4 +26,5 @@ OURS = re.compile(r"^autotune|autotune: |bagua_client[:.]|waitress|Traceback|WAR
 def others(lines: list[str]) -> list[str]:
     """Those that are of ours, or say of something that it is wrong, and no good training prints."""
     ours = [line for line in lines if OURS.search(line)]
-    return [line for line in ours if not any(re.fullmatch(good, line) for good in GOOD)]
+    # A progress bar does not end its line before ours begins.
+    return [line for line in ours if not any(re.search(rf"(^|\])({x})$", line) for x in GOOD)]

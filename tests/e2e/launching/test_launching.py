@@ -41,7 +41,7 @@ def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) ->
     assert re.search("step +20  loss|.train_loss.:", done.stdout), done.stdout
     lines = done.stderr.splitlines()
     assert others(lines) == []
-    *_, last = [line for line in lines if line.startswith("autotune")]
+    *_, last = [line for line in lines if "autotune: " in line]
     assert ("to see the job again, on" in last) == ("is being tuned, see" in done.stderr)
 
 
