@@ -219,10 +219,9 @@ def without_effect(variables: Mapping[str, str]) -> list[str]:
             found.append(f"{name} has no effect: there is no such variable{perhaps}")
     idle = [name for name in given if name in OF_A_TUNING]
     if idle and SWITCH not in given:
-        verb = "has" if len(idle) == 1 else "have"
         found.append(
-            f"{', '.join(idle)} {verb} no effect without BAGUA_AUTOTUNE=1: the training is not "
-            "tuned"
+            "BAGUA_AUTOTUNE is not set, so the training is not tuned; without effect: "
+            f"{', '.join(idle)}"
         )
     return found
 
