@@ -45,6 +45,8 @@ ROOM = 16
 ROOM_SHARE = 8
 # Between two packets of a request; one that is lost is sent again within less.
 STALLED_SECONDS = 2.0
+# Between two looks at whether all is answered that had come before the end.
+END_LOOK_SECONDS = 0.01
 
 
 def raise_descriptors() -> int:
@@ -205,6 +207,17 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return sum(request.buffered_bytes for request in [*self.requests, *coming])
 
 
+class Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
+    """Threads that answer requests. Waitress's own, told to end, drop each request that none of
+    them has begun with, and log a warning; these answer what has come whole."""
+
+    def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
+        deadline = time.monotonic() + timeout
+        while (self.queue or self.active_count) and time.monotonic() < deadline:
+            time.sleep(END_LOOK_SECONDS)
+        return bool(super().shutdown(cancel_pending, max(deadline - time.monotonic(), 0)))
+
+
 class Server(TcpWSGIServer):  # type: ignore[misc]
     """Serves the application on the listening socket, over so many connections at a time."""
 
@@ -213,17 +226,19 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
     def __init__(self, app: Flask, listener: socket.socket, connections: int) -> None:
         self.app = app
         self._room = min(ROOM, connections // ROOM_SHARE)
-        self._large = ThreadedTaskDispatcher()
-        self._large.set_thread_count(1)
+        usual, self._large = Dispatcher(), Dispatcher()
+        for dispatcher, threads in ((usual, THREADS), (self._large, 1)):
+            dispatcher.set_thread_count(threads)
         adj = Adjustments(
-            threads=THREADS,
             connection_limit=connections,
             ident=None,
             max_request_header_size=LONGEST_HEADERS_BYTES,
             max_request_body_size=sys.maxsize,  # the application says how long each may be
         )
         address = (listener.family, listener.type, listener.proto, listener.getsockname())
-        super().__init__(app, _sock=listener, bind_socket=False, sockinfo=address, adj=adj)
+        super().__init__(
+            app, _sock=listener, dispatcher=usual, bind_socket=False, sockinfo=address, adj=adj
+        )
         self.loop = Loop(self._map, adj.asyncore_loop_timeout)
 
     def add_task(self, task: _Channel) -> None:

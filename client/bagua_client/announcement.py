@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import shlex
 import socket
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 ENDED_FIRST = "the training ended before its tuning did"
@@ -45,6 +47,17 @@ def announce_page(logger: logging.Logger, job_name: str, page: str) -> None:
             logger,
             "autotune: to see it from another machine, run there first: ssh -L %s %s",
             *(tunnel, socket.gethostname()),
+        )
+
+
+def announce_end(logger: logging.Logger, job_names: Sequence[str]) -> None:
+    """Say how to see these jobs again once the service that showed them has ended."""
+    for name in job_names:
+        announce(
+            logger,
+            "autotune: the page ends with the training; to see the job again, on %s: "
+            "bagua-autotune show %s, or bagua-autotune serve for its page",
+            *(socket.gethostname(), shlex.quote(name)),
         )
 
 

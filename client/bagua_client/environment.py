@@ -7,7 +7,10 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TypeVar
+
+import torch.distributed as dist
 
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.knob_choices import Choice, read_choices
@@ -25,6 +28,46 @@ MOST_SAMPLES = 500
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
 """Words that turn a variable off, instead of a number, in any case."""
+
+SWITCH, PREFIX = "BAGUA_AUTOTUNE", "BAGUA_"
+OF_A_TUNING = frozenset(
+    f"BAGUA_AUTOTUNE_{name}"
+    for name in (
+        "URL", "JOB", "MAX_SAMPLES", "MAX_MINUTES", "MEMORY", "FRESH", "WARMUP_TIME_S", "ALLOW",
+        "SAMPLING_CONFIDENCE_TIME_S", "REMAINING_STEPS", "SERVER_WAIT_TIME", "KNOBS", "RESULT",
+    )
+)  # fmt: skip
+"""Variables that say how a training is tuned, and nothing where it is not."""
+OF_THE_SERVICE = frozenset(
+    f"BAGUA_AUTOTUNE_{name}"
+    for name in (
+        "TOKEN", "PREVIOUS_TOKEN", "TEAMS", "DATABASE", "ALLOWED_HOSTS", "THIN_DAYS", "KEEP_DAYS",
+        "UPKEEP_MINUTES",
+    )
+)  # fmt: skip
+OTHERS = frozenset(
+    {
+        "BAGUA_SERVICE_PORT", "BAGUA_DEFAULT_BUCKET_SIZE", "BAGUA_DEFAULT_CHANNELS",
+        "BAGUA_CONFIGURATION", "BAGUA_REPLACES_DDP", "BAGUA_AUTOTUNE_CHECK", "BAGUA_AUTOTUNE_PROBE",
+        # Bagua's own, of which the service reads the first.
+        "BAGUA_IS_OUTPUT_AUTOTUNE_LOG", "BAGUA_REPORT_METRICS",
+    }
+)  # fmt: skip
+KNOWN = OF_A_TUNING | OF_THE_SERVICE | OTHERS | {SWITCH}
+LEAST_LIKENESS = 0.8
+"""From 0 to 1: a name that is as like a known one may be meant as that."""
+
+
+class SettingError(SystemExit, ValueError):
+    """Raised where a variable has a value that it cannot have.
+
+    To a program that catches it, it is a ValueError. If none does, the process ends with the
+    sentence alone: a traceback on each rank would bury it.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = f"bagua_client: {sentence}"
 
 
 @dataclass(frozen=True)
@@ -85,12 +128,27 @@ class Environment:
         return self.autotune or self.default_channels > 1 or any(each is not None for each in named)
 
     @classmethod
-    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+    def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """Read the variables that are set and not empty.
 
+        Args:
+            variables: None: those of this process; then rank 0 warns once of each that has no
+                effect.
+
         Raises:
-            ValueError: a variable has a value that it cannot have. A switch never raises.
+            SettingError: a variable has a value that it cannot have. A switch never raises.
         """
+        if variables is None:
+            _warn_of_ineffective(os.environ)
+            variables = os.environ
+        try:
+            return cls._read(variables)
+        except ValueError as error:
+            raise SettingError(str(error)) from None
+
+    @classmethod
+    def _read(cls, variables: Mapping[str, str]) -> Environment:
+        """Raises ValueError, with the sentence of a SettingError."""
 
         def number(
             name: str,
@@ -144,6 +202,43 @@ class Environment:
             configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
             check=variables.get("BAGUA_AUTOTUNE_CHECK") or None,
         )
+
+
+def without_effect(variables: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable of ours that is set in vain."""
+    given = sorted(name for name, text in variables.items() if text.strip())
+    known = sorted(name.removeprefix(PREFIX) for name in KNOWN)
+    found = []
+    for name in given:
+        if not name.startswith(PREFIX) or name in KNOWN:
+            continue
+        meant = get_close_matches(name.removeprefix(PREFIX), known, 1, LEAST_LIKENESS)
+        # Others may have variables that begin like Bagua's.
+        if meant or name.startswith(SWITCH):
+            perhaps = f"; perhaps {PREFIX}{meant[0]} is meant" if meant else ""
+            found.append(f"{name} has no effect: there is no such variable{perhaps}")
+    idle = [name for name in given if name in OF_A_TUNING]
+    if idle and SWITCH not in given:
+        found.append(
+            "BAGUA_AUTOTUNE is not set, so the training is not tuned; without effect: "
+            f"{', '.join(idle)}"
+        )
+    return found
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_ineffective(variables: Mapping[str, str]) -> None:
+    """On rank 0 only, which may not be known yet; each sentence once."""
+    rank = variables.get("RANK", "")
+    if dist.is_available() and dist.is_initialized():
+        rank = str(dist.get_rank())
+    if rank == "0":
+        for sentence in without_effect(variables):
+            if sentence not in _warned:
+                _warned.add(sentence)
+                logger.warning("%s", sentence)
 
 
 def _is_on(variables: Mapping[str, str], name: str, otherwise: str) -> bool:

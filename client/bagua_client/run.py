@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         Environment.read()
     except ValueError as error:
-        known.error(str(error))
+        known.exit(2, f"{known.prog}: error: {error}\n")
     _translate(options)
     torchrun.run(options)  # type: ignore[no-untyped-call]
 

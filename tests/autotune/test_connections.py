@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -230,3 +231,36 @@ def test_the_loop_sends_only_what_no_thread_does() -> None:
             assert channel.writable() is expected
         channel.will_close = False
         server.close()
+
+
+def test_what_has_come_is_answered_before_the_threads_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A training says goodbye and ends its service at once; waitress logged that as a warning."""
+    dispatcher, answered = connections.Dispatcher(), []
+    ending = threading.Thread(target=dispatcher.shutdown)
+
+    class Request:
+        def __init__(self, seconds: float) -> None:
+            self._seconds = seconds
+
+        def service(self) -> None:
+            if not ending.is_alive():
+                ending.start()
+            time.sleep(self._seconds)  # the end has begun by then
+            answered.append(self._seconds)
+
+        def cancel(self) -> None:
+            answered.append(-1)
+
+    dispatcher.set_thread_count(1)
+    requests_that_came = [Request(0.3), Request(0.0)]
+    with dispatcher.lock:
+        dispatcher.queue.extend(requests_that_came)
+        dispatcher.queue_cv.notify()
+    while not answered:
+        time.sleep(0.01)
+    ending.join(PATIENCE_SECONDS)
+    assert answered == [0.3, 0.0]
+    assert not dispatcher.threads
+    assert caplog.messages == []

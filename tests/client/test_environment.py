@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import bagua_client
+from bagua_client import environment
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
+
+IN_VAIN = "BAGUA_AUTOTUNE is not set, so the training is not tuned; without effect:"
 
 
 def test_nothing_set_is_off_with_baguas_defaults() -> None:
@@ -151,3 +161,79 @@ def test_an_address_without_a_scheme_is_http(text: str, url: str | None) -> None
 def test_a_wrong_value_is_named(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be .* not '{text}'"):
         Environment.read({name: text})
+
+
+@pytest.mark.parametrize(("name", "text"), [("MAX_SAMPLES", "0"), ("ALLOW", "x"), ("KNOBS", "=")])
+def test_a_training_with_a_wrong_value_ends_with_the_sentence_alone(name: str, text: str) -> None:
+    """A traceback on each rank buried it."""
+    code = "from bagua_client.environment import Environment; Environment.read()"
+    variables = {**os.environ, f"BAGUA_AUTOTUNE_{name}": text}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("bagua_client: ")
+    assert f"BAGUA_AUTOTUNE_{name}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentences"),
+    [
+        ({"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": "tuner", "BAGUA_REPORT_METRICS": "1"}, []),
+        ({"BAGUA_AUTOTUNE": "0", "BAGUA_AUTOTUNE_URL": "tuner"}, []),
+        ({"BAGUA_AUTOTUNE_URL": "", "BAGUA_AUTOTUNE_TOKEN": "t", "BAGUA_OF_A_SITE": "1"}, []),
+        (
+            {"BAGUA_AUTOTUNE_URL": "tuner"},
+            [f"{IN_VAIN} BAGUA_AUTOTUNE_URL"],
+        ),
+        (
+            {"BAGUA_AUTOTUNE_MAX_SAMPLES": "9", "BAGUA_AUTOTUNE_JOB": "digits"},
+            [f"{IN_VAIN} BAGUA_AUTOTUNE_JOB, BAGUA_AUTOTUNE_MAX_SAMPLES"],
+        ),
+        (
+            {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_MAX_SAMPLE": "9", "BAGUA_AUTOTUNE_XYZZY": "1"},
+            [
+                "BAGUA_AUTOTUNE_MAX_SAMPLE has no effect: there is no such variable; perhaps "
+                "BAGUA_AUTOTUNE_MAX_SAMPLES is meant",
+                "BAGUA_AUTOTUNE_XYZZY has no effect: there is no such variable",
+            ],
+        ),
+        (
+            {"BAGUA_AUTO_TUNE": "1"},
+            [
+                "BAGUA_AUTO_TUNE has no effect: there is no such variable; perhaps BAGUA_AUTOTUNE "
+                "is meant"
+            ],
+        ),
+    ],
+)
+def test_what_is_set_in_vain_is_said_once_by_rank_0(
+    variables: dict[str, str],
+    sentences: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(environment, "_warned", set())
+    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
+        monkeypatch.delenv(name)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    for rank in "100":
+        monkeypatch.setenv("RANK", rank)
+        Environment.read()
+        assert caplog.messages == (sentences if rank == "0" else [])
+
+
+def test_every_variable_of_the_sources_is_known_and_no_other() -> None:
+    """Those of the folders that are installed; what begins with another letter is click's."""
+    root = Path(bagua_client.__file__).parents[2]
+    texts = [
+        path.read_text()
+        for package in ("client/bagua_client", "autotune/bagua_autotune")
+        for path in (root / package).rglob("*.py")
+        if path.name != "environment.py"
+    ]
+    texts.append(inspect.getsource(Environment._read))
+    found = set(re.findall(r"(?<!\w)BAGUA_\w*[A-Z]\b", "\n".join(texts)))
+    assert found | {"BAGUA_REPORT_METRICS"} == environment.KNOWN

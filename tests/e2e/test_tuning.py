@@ -13,6 +13,7 @@ import pytest
 
 from bagua_client import Configuration
 from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.lines import others
 from tests.e2e.programs.training import DEFAULT, Report, train, train_two
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
@@ -67,6 +68,10 @@ def test_rank_0_starts_a_service_that_ends_with_the_job(
     reports = pool.run(train, 12_000, timeout_seconds=280)
     check(reports)
     assert all(report.tuned for report in reports)
+    # As a user sees them who shows the lines of level INFO.
+    logged = [line.removeprefix("INFO ") for report in reports for line in report.logged]
+    assert logged
+    assert others(logged) == []
     started = [child for pid in pool.pids for child in psutil.Process(pid).children()]
     assert any("bagua_autotune" in child.cmdline() for child in started)
     pool.close()
@@ -84,13 +89,18 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     environment["BAGUA_AUTOTUNE_ALLOW"] = "bfloat16"
     command = [sys.executable, str(EXAMPLES / "launch.py"), str(EXAMPLES / "characters.py")]
     run = subprocess.Popen(
-        [*command, "--steps", "60"], env=environment, stdout=subprocess.PIPE, text=True
+        [*command, "--steps", "60"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_until(lambda: bool(service.job()), "the registration", 100)
     processes = psutil.Process(run.pid).children(recursive=True)
     assert len(processes) >= 6  # two torchruns, four ranks
-    output, _ = run.communicate(timeout=200)
+    output, said = run.communicate(timeout=200)
     assert run.returncode == 0
+    assert others(said.splitlines()) == []
     losses = [float(line.split()[3]) for line in output.splitlines() if line.startswith("step")]
     assert losses[-1] < losses[0]
     job = service.job()

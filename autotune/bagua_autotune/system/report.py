@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Result
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
@@ -20,6 +21,7 @@ from bagua_autotune.system.settings.places import FileKey, Start
 from bagua_autotune.system.space import SearchSpace
 
 OWN = "your settings"
+NOTHING_SUCCEEDED = "no run with other settings succeeded"
 TIME_WAS_UP = "--minutes was over before anything was compared in turns"
 
 
@@ -63,6 +65,11 @@ def describe_run(
     return head + measure.describe(outcome.score) + gain
 
 
+def last_lines(outcome: Outcome) -> list[str]:
+    """What a failed run printed last, for people."""
+    return [f"    {clean(line)}" for line in outcome.last_lines]
+
+
 def summary(search: SystemSearch, verdict: Verdict) -> str:
     """The result in one line."""
     short = sum(run.outcome.is_out_of_memory for run in search.runs)
@@ -72,12 +79,33 @@ def summary(search: SystemSearch, verdict: Verdict) -> str:
     effort = f"{len(search.runs)} runs, {outcomes}, {describe_seconds(seconds)}"
     if verdict.is_out_of_time:
         return f"{OWN} stay: {TIME_WAS_UP}; {effort}"
+    if failed_run := only_failures(search):
+        what = describe_changes(search.space.changes(failed_run.configuration))
+        last = f"the last, {what}, {failed_run.outcome.failure}"
+        return f"{NOTHING_SUCCEEDED}; {last}; {effort}{_untried(search, verdict)}"
     if verdict.configuration == search.space.own:
-        return f"nothing faster than {OWN}; {effort}"
+        return f"nothing faster than {OWN}; {effort}{_untried(search, verdict)}"
     gain = verdict.gain
     assert gain is not None  # nothing is kept without a comparison
     words = describe_speedup(gain.center, gain.low, gain.high)
     return f"{words} over {OWN}, measured in turns; {effort}"
+
+
+def _untried(search: SystemSearch, verdict: Verdict) -> str:
+    """What was left out and why, behind a summary; empty: nothing was."""
+    untried, all_of_them = search.untried, len(search.space.candidates)
+    if not untried:
+        return ""
+    return f"; {untried} of {all_of_them} combinations were not tried: {verdict.ended}"
+
+
+def only_failures(search: SystemSearch) -> Run | None:
+    """The last run with other settings than the user's, where each of them failed, and not only for
+    lack of memory; None: one succeeded."""
+    others = [run for run in search.runs if run.configuration != search.space.own]
+    has_other_failure = any(not run.outcome.is_out_of_memory for run in others)
+    is_all = has_other_failure and all(run.cost is None for run in others)
+    return others[-1] if is_all else None
 
 
 def job_result(search: SystemSearch, verdict: Verdict, price: str, spent_seconds: float,
@@ -95,6 +123,8 @@ def job_result(search: SystemSearch, verdict: Verdict, price: str, spent_seconds
     cost_steps = spent_seconds / math.exp(fmean(costs_of(search.runs, own))) if has_seconds else 0.0
     saved_share = 1 - 1 / gain.center
     reason = "" if is_winner else TIME_WAS_UP if verdict.is_out_of_time else NOTHING_FASTER
+    if only_failures(search):
+        reason = NOTHING_SUCCEEDED
     return Result(
         configuration=search.space.settings_of(verdict.configuration),
         kept="winner" if is_winner else "baseline",

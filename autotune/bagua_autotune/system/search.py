@@ -50,6 +50,8 @@ LEAST_PATIENCE_SECONDS = 20.0
 # Of the time that is left so many runs are spared while it is searched: some take longer.
 SPARE_RUNS = 2
 
+LITTLE_TO_GAIN = "none is expected to gain enough"
+
 Runner = Callable[[Mapping[str, str], float], Outcome]
 """Runs the job with other values of some settings, by name, for at most so many seconds."""
 
@@ -70,11 +72,13 @@ class Verdict:
         configuration: the fastest; the user's own settings if nothing was really faster.
         gain: how many times as fast it is; None: nothing was compared.
         is_out_of_time: nothing was compared since the time was over.
+        ended: why nothing more was tried, in words.
     """
 
     configuration: Configuration
     gain: Interval | None = None
     is_out_of_time: bool = False
+    ended: str = ""
 
 
 class SystemSearch:
@@ -123,12 +127,13 @@ class SystemSearch:
         """
         if not self.runs:
             self._run_own(BASELINE)
-        while min(self._runs_left, self._timely_runs - SPARE_RUNS) > 2 * self._kept_pairs:
+        while not (ended := self._end_of_search):
             if self._is_own_due:
                 self._run_own(BASELINE)
                 continue
             upcoming = self._upcoming()
             if upcoming is None:
+                ended = LITTLE_TO_GAIN
                 break
             self._measure(SEARCH, upcoming)
         while min(self._runs_left, self._timely_runs) >= 2 * FEWEST_PAIRS:
@@ -139,9 +144,10 @@ class SystemSearch:
             if gain is not None:
                 is_faster = gain.low > 0
                 shown = Interval(*(math.exp(value) for value in (gain.center, gain.low, gain.high)))
-                return Verdict(winner if is_faster else self.space.own, shown)
+                kept = winner if is_faster else self.space.own
+                return Verdict(kept, shown, ended=ended)
         is_out_of_time = self._timely_runs < 2 * FEWEST_PAIRS and self.best() != self.space.own
-        return Verdict(self.space.own, is_out_of_time=is_out_of_time)
+        return Verdict(self.space.own, is_out_of_time=is_out_of_time, ended=ended)
 
     def best(self) -> Configuration:
         """The fastest settings with the noise accounted for; the user's own if nothing is known."""
@@ -153,6 +159,24 @@ class SystemSearch:
             self._candidates(),
             key=lambda c: process.mean(c) + WORTH_CHANGING * len(self.space.changes(c)),
         )
+
+    @property
+    def untried(self) -> int:
+        """How many candidates were not run and are not ruled out by what failed."""
+        return len({*self._candidates()} - {run.configuration for run in self.runs})
+
+    @property
+    def _end_of_search(self) -> str:
+        """Why there is no further run but those of the comparison in turns; empty: there is."""
+        kept = 2 * self._kept_pairs
+        if self._runs_left <= kept:
+            return (
+                f"of --runs {self._most_runs} the last {kept} are for the comparison of the best "
+                "with your settings in turns; a larger number tries more"
+            )
+        if self._timely_runs - SPARE_RUNS <= kept:
+            return "--minutes leaves time for the comparison of the best in turns only"
+        return ""
 
     @property
     def _runs_left(self) -> int:

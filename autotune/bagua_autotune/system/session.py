@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.system.price import describe_price
 from bagua_autotune.system.record import Diverged, Record
-from bagua_autotune.system.report import describe_run, failed_result, job_result
+from bagua_autotune.system.report import describe_run, failed_result, job_result, last_lines
 from bagua_autotune.system.running.job import Interrupted, Job
 from bagua_autotune.system.running.measures import Measure, StepTimes
 from bagua_autotune.system.running.runs import BASELINE, Outcome, Run, costs_of
@@ -77,6 +78,7 @@ class Session:
         self._say = say
         self.search: SystemSearch | None = None
         self.facts: Mapping[str, Any] = {}
+        self._shown_failures: set[str] = set()
 
     def run(self) -> Verdict:
         """Search to the end, from where an interrupted search was.
@@ -166,6 +168,17 @@ class Session:
                 run.number, self._limits.runs, changes, run.outcome, own_costs, self._measure
             )
         )
+        if run.cost is None and not run.outcome.is_out_of_memory:
+            self._show_failure(last_lines(run.outcome))
+
+    def _show_failure(self, lines: Sequence[str]) -> None:
+        """Show what a failed run printed last, unless another printed the same but for numbers,
+        such as times and process ids."""
+        kind = re.sub(r"\d+", "0", "\n".join(lines))
+        if kind not in self._shown_failures:
+            self._shown_failures.add(kind)
+            for line in lines:
+                self._say(line)
 
     def _settings(self, facts: Mapping[str, Any]) -> list[Setting]:
         """Raises ValueError if there are none."""

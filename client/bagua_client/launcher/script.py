@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, module: str = "bagua_client") -
     try:
         Environment.read(environment)
     except ValueError as error:
-        parser.error(str(error))
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
     program = ["-m", *options.program] if options.is_module else options.program
     command = [sys.executable, *_interpreter_options(module), *program]
     os.execve(sys.executable, command, environment)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bagua_client.announcement import TrialLines, announce, announce_page, before_that
+from bagua_client.announcement import TrialLines, announce, before_that
 from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
 from bagua_client.reporter.drift import DriftWatch
@@ -132,7 +132,7 @@ class Conversation:
             state = self._connection.register()
             self._is_registered = True
             if not self._stopping.is_set():
-                announce_page(logger, self._description["name"], self._connection.page)
+                self._connection.announce_page()
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)

@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bagua_client.announcement import announce
+from bagua_client.announcement import announce, announce_page
 from bagua_client.environment import Environment
 from bagua_client.service.circuit import Circuit
 from bagua_client.service.client import JobState, Progress, ServiceClient
 from bagua_client.service.job_service import JobService, job_service
 from bagua_client.service.sidecar import SidecarError
-from bagua_client.service.transport import JobUnknown, ServiceRefused, ServiceUnavailable
+from bagua_client.service.transport import (
+    JobUnknown,
+    NotSupported,
+    ServiceRefused,
+    ServiceUnavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +78,13 @@ class Connection:
         """
         token = "" if self._environment.url else self._sidecar().page_token
         return f"{self.url}/jobs/{self._job_id}" + (f"#token={token}" if token else "")
+
+    def announce_page(self) -> None:
+        """Say where the job's page is; a service that ends with the training says what then."""
+        name = str(self._description["name"])
+        announce_page(logger, name, self.page)
+        if self._environment.url is None:
+            self._sidecar().shown.append(name)
 
     def call(self, request: Callable[[ServiceClient], JobState]) -> JobState:
         """Make a request, again and again until it is answered.
@@ -156,7 +168,14 @@ class Connection:
         return f"at {self._environment.url} (BAGUA_AUTOTUNE_URL)"
 
     def _register(self, service: ServiceClient) -> JobState:
-        return service.register(self._description)
+        try:
+            return service.register(self._description)
+        except (JobUnknown, NotSupported) as error:
+            # No release of the service answers this request so.
+            raise ServiceUnavailable(
+                f"there is no such service there ({error}); set BAGUA_AUTOTUNE_URL to the address "
+                "that bagua-autotune serve prints"
+            ) from error
 
     def _ask(self, request: Callable[[ServiceClient], JobState]) -> JobState:
         service = self._connected()
@@ -178,8 +197,8 @@ class Connection:
         database.
         """
         self._on_forgotten()
+        self._register(service)
         try:
-            self._register(service)
             return service.state()
         except JobUnknown as error:
             raise ServiceUnavailable(

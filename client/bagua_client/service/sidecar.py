@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 
+from bagua_client.announcement import announce_end
+
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
@@ -38,6 +40,7 @@ class Sidecar:
         page_token: the token for the printed address: the random one, which is useless once the
             job has ended; empty if the user gave a token.
         endings: how each service ended that was started again, in words.
+        shown: the jobs whose page the user was told of, by name.
     """
 
     def __init__(self, port: int = 0, token: str | None = None) -> None:
@@ -48,6 +51,7 @@ class Sidecar:
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
         self.endings: list[str] = []
+        self.shown: list[str] = []
         self._owner = os.getpid()
         self._stopped = False
         atexit.register(self.stop)
@@ -85,9 +89,12 @@ class Sidecar:
         return self._stopped
 
     def stop(self) -> None:
-        """End the service, if this process itself and not its parent started it."""
+        """End the service, if this process itself and not its parent started it, and say how to
+        see its jobs again: the addresses of their pages end with it."""
         if os.getpid() == self._owner:
             self._stopped = True
+            announce_end(logger, self.shown)
+            self.shown.clear()
             if self._process is not None:
                 self._process.terminate()
 
@@ -126,7 +133,7 @@ class Sidecar:
         if address is None:
             raise SidecarError(
                 f"the service ended with exit code {self._process.wait()} before it listened; "
-                f"its own message is above. Try it by hand: {' '.join(command[1:4])}"
+                f"its own message is above. Try it by hand: python {' '.join(command[1:4])}"
             )
         self._url = address.group()
 

@@ -165,7 +165,7 @@ class ChangedTogether(ABC):
         self.recut_seconds = time.perf_counter() - began
         if self.communicator.rank == 0 and is_new:
             milliseconds = self.recut_seconds * 1e3
-            logger.info("autotune: %s in %.1f ms", self._described(layout), milliseconds)
+            logger.debug("autotune: %s in %.1f ms", self._described(layout), milliseconds)
         return True
 
     def _on_all_ranks(self, change: Callable[[], None], go_back: Callable[[], None]) -> bool:

@@ -142,3 +142,19 @@ def test_a_preset_searches_its_settings_and_says_what_it_leaves_out(folder: Path
     assert "left out: NCCL_BUFFSIZE=8388608,16777216: may take more memory" in done.stderr
     assert "searched: NCCL_IB_QPS_PER_CONNECTION\n" in done.stderr
     assert "nothing faster than your settings" in done.stderr
+
+
+def test_settings_that_all_fail_are_an_error_with_the_last_lines_of_each_kind(
+    folder: Path,
+) -> None:
+    done = system(folder, ["--arg", "--ddp-buket-size=1000000,2000000", "--runs", "8"])
+    assert done.returncode == 1
+    assert done.stdout == ""
+    # The value differs from run to run: the lines are those of one kind.
+    assert done.stderr.count("error: unrecognized arguments: --ddp-buket-size ") == 1, done.stderr
+    assert done.stderr.count("failed: ended with exit code 2") >= 2
+    *_, said = done.stderr.splitlines()
+    assert said.startswith(
+        "Error: no run with other settings succeeded; the last, --ddp-buket-size="
+    )
+    assert "nothing faster" not in done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.system.failures import left_out
+from bagua_autotune.system.report import summary
 from bagua_autotune.system.running.runs import Outcome, Run
 from bagua_autotune.system.search import BaselineFailure, SystemSearch
 from bagua_autotune.system.settings.asked import searched
@@ -177,3 +178,39 @@ def test_which_variables_there_are() -> None:
     assert [setting.name for setting in searched(known, [THREADS])] == [THREADS]
     with pytest.raises(ValueError, match="--only NCCL_ALGO: that is not varied; varied are"):
         searched(known, ["NCCL_ALGO"])
+
+
+def _two_switches() -> SearchSpace:
+    return SearchSpace([Setting(EnvironmentVariable(name), ("0", "1"), "0") for name in "AB"])
+
+
+def test_a_search_that_leaves_out_combinations_says_why() -> None:
+    """It ended after two of six runs, and said only that nothing was faster."""
+
+    def job(changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        if changes:
+            return Outcome(failure="ended with exit code 1", seconds=1.0, exit_code=1)
+        return Outcome(1.0, 0.0, seconds=1.0)
+
+    search = SystemSearch(_two_switches(), job, most_runs=6)
+    said = summary(search, search.find())
+    assert len(search.runs) == 2
+    assert search.untried == 2
+    assert said.startswith("no run with other settings succeeded; the last, ")
+    assert said.endswith("; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for the "
+                         "comparison of the best with your settings in turns; a larger number "
+                         "tries more")  # fmt: skip
+
+
+def test_where_nothing_is_faster_what_was_not_tried_is_said_too() -> None:
+    def job(changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        seconds = 1.0 + 0.5 * len(changes)
+        return Outcome(seconds, math.log(seconds), seconds=1.0)
+
+    search = SystemSearch(_two_switches(), job, most_runs=6)
+    said = summary(search, search.find())
+    assert said.startswith("nothing faster than your settings; 2 runs, 0 of them failed, ")
+    assert "; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for " in said
+    whole = SystemSearch(_two_switches(), job, most_runs=25)
+    said = summary(whole, whole.find())
+    assert ("not tried: none is expected to gain enough" in said) == (whole.untried > 0)

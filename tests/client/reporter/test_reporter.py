@@ -23,6 +23,7 @@ from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.connection import REGISTRATIONS
 from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.service.test_transport import listening, saying
 
 SMALL, LARGE, OTHER = ({"bucket_bytes": size_bytes} for size_bytes in (1024, 2048, 4096))
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
@@ -396,6 +397,20 @@ def test_a_registration_that_is_wrong_ends_the_tuning_in_one_line(
     assert [record.getMessage() for record in caplog.records] == [
         "autotune is off for this job: not here"
     ]
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed"])
+def test_an_address_with_another_service_is_said_to_have_none_of_ours(
+    caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    """It said that the job was forgotten right after it was registered."""
+    with listening(saying(status)) as (url, _):
+        reporter = Reporter(Environment(url=url), DESCRIPTION)
+        wait_for(lambda: caplog.messages)
+        reporter.finish()
+    (said,) = caplog.messages
+    assert f"cannot be used: there is no such service there ({status})" in said
+    assert "set BAGUA_AUTOTUNE_URL to the address that bagua-autotune serve prints" in said
 
 
 def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away(

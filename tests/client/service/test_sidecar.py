@@ -120,9 +120,15 @@ def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
             stored = requests.get(steps, headers=token, timeout=60).json()["observations"]
             assert [step["step"] for step in stored] == [1]
         assert not stopping.is_set()
+        connection.announce_page()
     finally:
+        caplog.clear()
         shared.stop()
         shared_module._forget()
+    assert caplog.messages == [
+        "autotune: the page ends with the training; to see the job again, on "
+        f"{socket.gethostname()}: bagua-autotune show killed, or bagua-autotune serve for its page"
+    ]
 
 
 def test_a_service_that_hangs_before_it_listens_is_ended(

@@ -11,6 +11,7 @@ import pytest
 
 from bagua_client.launcher.flags import FLAGS, GONE
 from tests.client.launcher.programs import start
+from tests.e2e.lines import others
 from tests.integrations.lacking import needs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -38,6 +39,10 @@ def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) ->
     said = "is being tuned, see http://|the training ended before its tuning did"
     assert re.search(f"autotune: .*({said})", done.stderr), done.stderr
     assert re.search("step +20  loss|.train_loss.:", done.stdout), done.stdout
+    lines = done.stderr.splitlines()
+    assert others(lines) == []
+    *_, last = [line for line in lines if "autotune: " in line]
+    assert ("to see the job again, on" in last) == ("is being tuned, see" in done.stderr)
 
 
 def test_the_command_is_installed_with_the_client() -> None:

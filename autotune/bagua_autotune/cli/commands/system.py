@@ -11,11 +11,12 @@ import click
 
 from bagua_autotune.cli.output import INTERRUPTED, say_beside
 from bagua_autotune.cli.system_request import Request
-from bagua_autotune.model.characters import clean
 from bagua_autotune.system.report import (
     best_so_far,
     document,
     export_lines,
+    last_lines,
+    only_failures,
     other_lines,
     summary,
 )
@@ -143,13 +144,15 @@ def system(**given: Any) -> None:
                     say_beside(f"--output cannot be written: {error}")
     if session.search is None or verdict is None or start is None:
         sys.exit(INTERRUPTED)
+    if only_failures(session.search):
+        say_beside(price)
+        raise click.ClickException(summary(session.search, verdict))
     _tell(session.search, verdict, start, price)
 
 
 def _explain(outcome: Outcome) -> str:
-    lines = "".join(f"\n    {clean(line)}" for line in outcome.last_lines)
-    said = f"; its last lines:{lines}" if lines else ""
-    return f"the job fails with your own settings: {outcome.failure}{said}"
+    said = ["; its last lines:", *last_lines(outcome)] if outcome.last_lines else []
+    return f"the job fails with your own settings: {outcome.failure}" + "\n".join(said)
 
 
 def _tell(search: SystemSearch, verdict: Verdict, start: Start, price: str) -> None:
