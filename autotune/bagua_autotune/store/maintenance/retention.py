@@ -20,6 +20,7 @@ from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import DISK_FULL, JobLives, UnknownJob, trouble
+from bagua_autotune.store.maintenance import kept_copies
 from bagua_autotune.store.rows import locked_row
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def prune(store: Store, before: float) -> list[DeletedJob]:
     gone = (delete_where(store, (JobRow.id == old.id) & is_old) for old in found)
     deleted = [job for job in gone if job]
     if deleted:
-        store.forget_families()
+        _forget(store, deleted)
     return deleted
 
 
@@ -210,7 +211,7 @@ def _shrink(store: Store) -> None:
 
 
 def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
-    """Delete a job with all lives of its training.
+    """Delete a job with all lives of its training, and the copies of it on this host.
 
     Args:
         force: also if the training may still run, which goes on. While it is being tuned its next
@@ -238,8 +239,14 @@ def _delete_lives(store: Store, job_id: str, force: bool, now: float) -> list[De
     if not deleted:
         _refuse_living(store, ids, may_go, now)  # it was heard of again just now
         raise UnknownJob(job_id)  # another replica was the first
-    store.forget_families()
+    _forget(store, deleted)
     return deleted
+
+
+def _forget(store: Store, deleted: Sequence[DeletedJob]) -> None:
+    """Delete what is left of jobs that are deleted."""
+    store.forget_families()
+    kept_copies.forget([job.id for job in deleted])
 
 
 def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], now: float) -> None:
