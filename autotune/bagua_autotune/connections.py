@@ -28,7 +28,6 @@ from bagua_autotune.api.admission import takes_body
 from bagua_autotune.api.bodies import USUAL
 from bagua_autotune.api.errors import RETRY_AFTER_SECONDS, ErrorDocument
 from bagua_autotune.loop import Loop
-from bagua_autotune.metrics import Metrics
 
 THREADS = 16
 # Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
@@ -225,9 +224,6 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         )
         address = (listener.family, listener.type, listener.proto, listener.getsockname())
         super().__init__(app, _sock=listener, bind_socket=False, sockinfo=address, adj=adj)
-        service = app.extensions[Metrics.__name__].service
-        service.connections.set_function(lambda: len(self.active_channels))
-        service.connections_limit.set(connections)
         self.loop = Loop(self._map, adj.asyncore_loop_timeout)
 
     def add_task(self, task: _Channel) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from flask import Flask, Response, g, request
@@ -103,10 +103,10 @@ class ServiceMetrics:
             "Requests that were refused as they had no token, or a wrong one.",
             registry=registry,
         )
-        self.connections = Gauge(
+        self._connections = Gauge(
             "bagua_autotune_connections", "Connections that are open.", registry=registry
         )
-        self.connections_limit = Gauge(
+        self._connections_limit = Gauge(
             "bagua_autotune_connections_limit",
             "Connections that may be open at a time.",
             registry=registry,
@@ -125,6 +125,11 @@ class ServiceMetrics:
 
     def count_store_error(self, error: SQLAlchemyError) -> None:
         self._store_errors.labels(labels.of_store_error(error)).inc()
+
+    def watch_connections(self, count: Callable[[], int], limit: int) -> None:
+        """Show how many connections are open, and how many may be."""
+        self._connections.set_function(count)
+        self._connections_limit.set(limit)
 
     def watch(self, app: Flask) -> None:
         """Count the app's requests."""
