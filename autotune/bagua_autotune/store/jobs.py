@@ -264,7 +264,8 @@ class Jobs:
 
     def count_running_by_team(self) -> dict[str | None, int]:
         """The same of all teams, and of no team (None)."""
-        query = select(TEAM, func.count()).where(JobRow.ended_at.is_(None)).group_by(TEAM)
+        columns = TEAM.label("team"), func.count()
+        query = select(*columns).where(JobRow.ended_at.is_(None)).group_by("team")
         with self.database.reading() as session:
             return {row[0]: row[1] for row in session.execute(query)}
 
