@@ -45,7 +45,7 @@ def families(store: Store, teams: Sequence[Team]) -> list[Metric]:
             free.add_metric([], shutil.disk_usage(file.parent).free)
     counts = Counter({NOBODY: 0} | {team.name: 0 for team in teams})
     for name, count in store.count_running_by_team().items():
-        counts[name if name in counts else NOBODY] += count
+        counts[name if name and name in counts else NOBODY] += count
     for name, count in counts.items():
         running.add_metric([name], count)
     return [size, free, running]
