@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import admission, errors, health, page, teams, v2
+from bagua_autotune.api import admission, errors, health, page, refusals, teams, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.bagua import routes as bagua
 from bagua_autotune.bagua.tuning import BaguaTuning
@@ -33,7 +33,8 @@ def create_app(
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
     summaries = Summaries(store)
-    metrics = Metrics(store, summaries, siblings)
+    metrics = Metrics(store, summaries, siblings, settings.teams)
+    app.extensions[Metrics.__name__] = metrics
     listeners = [*listeners, metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
@@ -42,6 +43,7 @@ def create_app(
     errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     admission.install(app, settings)
+    refusals.install(app)
     teams.install(app, store)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())

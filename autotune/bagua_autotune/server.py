@@ -19,6 +19,7 @@ from typing import Any
 
 from bagua_autotune.app import create_app
 from bagua_autotune.connections import MOST_CONNECTIONS, Server, raise_descriptors
+from bagua_autotune.metrics import Metrics
 from bagua_autotune.metrics.siblings import Siblings, listeners
 from bagua_autotune.processes import Processes, ServeError
 from bagua_autotune.settings import ENVIRONMENT, Settings
@@ -113,7 +114,11 @@ def _serve(
             os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
         told = [in_hand] if settings.parent_pid is not None else []
-        server = Server(create_app(settings, store, told, siblings), listener, connections)
+        app = create_app(settings, store, told, siblings)
+        server = Server(app, listener, connections)
+        app.extensions[Metrics.__name__].service.watch_connections(
+            lambda: len(server.active_channels), connections
+        )
         # It takes seconds, and only the first proposal needs it: the service starts meanwhile.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
         upkeep.start()

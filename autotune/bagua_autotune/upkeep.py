@@ -93,9 +93,15 @@ class Upkeep:
     def once(self) -> bool:
         """Delete what is old now. False if it is not this replica's turn."""
         now = self._clock()
-        thinned_until = retention.claim(self._store, now, self._pause_seconds)
+        with self._store.database.making_room():
+            thinned_until = retention.claim(self._store, now, self._pause_seconds)
         if thinned_until is None:
             return False
+        with retention.deleting(self._store):
+            self._delete(now, thinned_until)
+        return True
+
+    def _delete(self, now: float, thinned_until: float) -> None:
         pruned, steps = 0, 0
         if self._keep_days:
             pruned = len(retention.prune(self._store, now - self._keep_days * DAY_SECONDS))
@@ -103,11 +109,9 @@ class Upkeep:
             until = now - self._thin_days * DAY_SECONDS
             steps = retention.thin(self._store, thinned_until, until)
             retention.note_thinned(self._store, max(until, thinned_until))
-        retention.shrink(self._store)
         if pruned or steps:
             logger.info(
                 "upkeep: deleted %d jobs without a report for %g days, and %d steps of jobs "
                 "without a report for %g days",
                 *(pruned, self._keep_days, steps, self._thin_days),
             )
-        return True

@@ -175,7 +175,7 @@ class Environment:
             url=_url(variables.get("BAGUA_AUTOTUNE_URL", "").strip()),
             # Read from a file, it may end with a newline.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
-            job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
+            job=variables.get("BAGUA_AUTOTUNE_JOB", "").strip() or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
             max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
             memory_share=number(
@@ -200,7 +200,7 @@ class Environment:
             knobs=read_choices(variables.get("BAGUA_AUTOTUNE_KNOBS", "")),
             result=variables.get("BAGUA_AUTOTUNE_RESULT", "").strip() or None,
             configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
-            check=variables.get("BAGUA_AUTOTUNE_CHECK") or None,
+            check=variables.get("BAGUA_AUTOTUNE_CHECK", "").strip() or None,
         )
 
 

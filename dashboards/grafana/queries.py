@@ -39,6 +39,13 @@ def while_tuned(expression: str) -> str:
     return f"{expression} and on (job_name) {tuned} == 1"
 
 
+def confirmed(of: Callable[..., str], name: str) -> str:
+    """A speed-up or an end of its interval, of a job or of all, once it is confirmed: while
+    searching, the best trial is partly luck."""
+    finished = of("job_state", where='state="finished"')
+    return f"{of(name)} and on (job_name) {finished} == 1"
+
+
 def by_trial(expression: str) -> str:
     """The job's expression with a label more: the number of the trial that ran then.
 

@@ -20,6 +20,7 @@ from bagua_autotune import connections
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from tests.autotune.metrics.scraping import of, parsed
 from tests.autotune.server import ServeProcess, serving_here
 from tests.autotune.support import MIB
 
@@ -140,6 +141,9 @@ def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) 
         with ThreadPoolExecutor(6) as pool:
             for asked in [pool.submit(ask_on_new_connections) for _ in range(6)]:
                 asked.result()
+        found = parsed(kept[-1].get(f"{service.url}/metrics", timeout=PATIENCE_SECONDS).text)
+        assert of(found, "connections_limit") == {(): 32}
+        assert 0 < of(found, "connections")[()] <= 32
         for session in kept:
             session.close()
         # No line of it for each.

@@ -36,7 +36,10 @@ def test_nothing_set_is_off_with_baguas_defaults() -> None:
 
 def test_an_empty_variable_counts_as_not_set() -> None:
     names = ["BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_URL", "BAGUA_DEFAULT_BUCKET_SIZE"]
-    assert Environment.read(dict.fromkeys(names, "")) == Environment()
+    names += ["BAGUA_AUTOTUNE_JOB", "BAGUA_AUTOTUNE_TOKEN", "BAGUA_AUTOTUNE_RESULT"]
+    names += ["BAGUA_AUTOTUNE_CHECK", "BAGUA_CONFIGURATION", "BAGUA_AUTOTUNE_KNOBS"]
+    for nothing in ("", " ", "\t\n"):
+        assert Environment.read(dict.fromkeys(names, nothing)) == Environment()
 
 
 def test_every_variable_is_read() -> None:
@@ -45,7 +48,7 @@ def test_every_variable_is_read() -> None:
             "BAGUA_AUTOTUNE": "1",
             "BAGUA_AUTOTUNE_URL": " http://tuner:8123",
             "BAGUA_AUTOTUNE_TOKEN": "secret\n",
-            "BAGUA_AUTOTUNE_JOB": "digits",
+            "BAGUA_AUTOTUNE_JOB": "digits\n",
             "BAGUA_AUTOTUNE_MAX_SAMPLES": "7",
             "BAGUA_AUTOTUNE_MAX_MINUTES": "1.5",
             "BAGUA_AUTOTUNE_MEMORY": "0.75",

@@ -89,6 +89,11 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r".*bagua\.distributed\..*", Files("tests/e2e/launching/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
     (
+        r"bagua-autotune delete --everything",
+        Files("tests/autotune/cli/commands/test_delete.py"),
+        "others need the jobs",
+    ),
+    (
         r"bagua-autotune delete .*",
         Files("tests/autotune/cli/commands/test_prune.py"),
         "others need the job",

@@ -19,7 +19,7 @@ from bagua_autotune.api.errors import failure
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
 from bagua_autotune.bagua.storage import NotRegistered
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
-from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, ShortText
+from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, JobName
 from bagua_autotune.model.layout import Label
 
 # An observation has a place for every rank up to the highest.
@@ -42,7 +42,7 @@ class TensorDeclaration(_Message):
 
 
 class RegisterTensors(_Message):
-    model_name: ShortText
+    model_name: JobName
     tensor_list: list[TensorDeclaration] = Field(
         min_length=1, max_length=MOST_TENSORS, fail_fast=True
     )
@@ -63,7 +63,7 @@ class Hyperparameters(_Message):
 
 
 class AskHyperparameters(_Message):
-    model_name: ShortText
+    model_name: JobName
     rank: Rank
     train_iter: Iteration
 

@@ -17,7 +17,7 @@ import click
 
 from bagua_autotune.cli.output import say_beside
 from bagua_autotune.cli.reader import database_url
-from bagua_autotune.model.characters import clean
+from bagua_autotune.model.characters import clean, visible
 from bagua_autotune.model.job import LONGEST_NAME, MOST_SAMPLES
 from bagua_autotune.model.job import Limits as ShownLimits
 from bagua_autotune.store import Store
@@ -135,6 +135,14 @@ class Request:
         ]
         told = json.dumps([given, settings, os.getcwd(), platform.node()], sort_keys=True)
         return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()
+
+
+def job_name(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """An option's name of a job, which must be one that a service takes."""
+    try:
+        return text if text is None else visible(text)
+    except ValueError as error:
+        raise click.BadParameter(f"it {error}", context, parameter) from error
 
 
 def name_of(command: Sequence[str]) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
 from flask import Flask, Response, g, request
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     GCCollector,
     Histogram,
     Info,
@@ -23,11 +25,12 @@ from prometheus_client import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune import __version__
-from bagua_autotune.metrics import labels, text
+from bagua_autotune.metrics import database, labels, text
 from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.siblings import Counts, Siblings
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation, Result
+from bagua_autotune.model.team import Team
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.views import Summaries
@@ -95,6 +98,19 @@ class ServiceMetrics:
             ["reason"],
             registry=registry,
         )
+        self._refused_tokens = Counter(
+            "bagua_autotune_refused_tokens",
+            "Requests that were refused as they had no token, or a wrong one.",
+            registry=registry,
+        )
+        self._connections = Gauge(
+            "bagua_autotune_connections", "Connections that are open.", registry=registry
+        )
+        self._connections_limit = Gauge(
+            "bagua_autotune_connections_limit",
+            "Connections that may be open at a time.",
+            registry=registry,
+        )
         for reason in labels.STORE_ERRORS:
             self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
 
@@ -110,6 +126,11 @@ class ServiceMetrics:
     def count_store_error(self, error: SQLAlchemyError) -> None:
         self._store_errors.labels(labels.of_store_error(error)).inc()
 
+    def watch_connections(self, count: Callable[[], int], limit: int) -> None:
+        """Show how many connections are open, and how many may be."""
+        self._connections.set_function(count)
+        self._connections_limit.set(limit)
+
     def watch(self, app: Flask) -> None:
         """Count the app's requests."""
 
@@ -123,6 +144,8 @@ class ServiceMetrics:
             route = request.url_rule.rule if request.url_rule else "unmatched"
             method = request.method if request.url_rule else "any"
             self._requests.labels(route, method, str(response.status_code)).inc()
+            if response.status_code == HTTPStatus.UNAUTHORIZED:
+                self._refused_tokens.inc()
             self._request_seconds.labels(route).observe(time.perf_counter() - g.started)
             return response
 
@@ -138,11 +161,17 @@ class Metrics(TunerListener):
 
     Args:
         siblings: the processes of this service; None: there is only this one.
+        teams: those whose jobs are counted.
     """
 
     def __init__(
-        self, store: Store, summaries: Summaries, siblings: Siblings | None = None
+        self,
+        store: Store,
+        summaries: Summaries,
+        siblings: Siblings | None = None,
+        teams: Sequence[Team] = (),
     ) -> None:
+        self._store, self._teams = store, teams
         label = b'process="%d"' % siblings.number if siblings else b""
         self.service = ServiceMetrics(label)
         self._steps = StepHistograms(label)
@@ -156,6 +185,7 @@ class Metrics(TunerListener):
         others = self._siblings.ask() if self._siblings else []
         try:
             jobs = self._jobs.exposition([counts.steps for counts in others])
+            jobs += text.generate(database.families(self._store, self._teams))
         except SQLAlchemyError as error:
             jobs = b""
             self.service.count_store_error(error)

@@ -21,6 +21,13 @@ def printable(text: str) -> str:
     return text
 
 
+def visible(text: str) -> str:
+    """Raise ValueError if there is nothing to see of the text."""
+    if not text.strip():
+        raise ValueError("holds nothing but blanks")
+    return text
+
+
 def clean(text: str) -> str:
     r"""Text of others for a terminal or a log: what cannot be printed is escaped (``\x1b``)."""
     if text.isprintable():

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.json_schema import SkipJsonSchema
 
 from bagua_autotune.model.algorithms import choices
-from bagua_autotune.model.characters import printable
+from bagua_autotune.model.characters import printable, visible
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
     BUCKET_KNOB,
@@ -71,6 +71,7 @@ MOST_RANKS = 2**17
 
 LONGEST_NAME = 200
 ShortText = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(printable)]
+JobName = Annotated[ShortText, AfterValidator(visible)]
 Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(printable)]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
@@ -104,7 +105,7 @@ class JobSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: ShortText
+    name: JobName
     world_size: int = Field(ge=1, le=MOST_RANKS)
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=MOST_RANKS)], ...] = Field(
         max_length=MOST_RANKS, fail_fast=True, strict=False

@@ -24,6 +24,12 @@ SIGNS = (
     ("disk image is malformed", DAMAGED),
     ("not a database", DAMAGED),
 )
+REMEDIES = {
+    NO_ANSWER: "look whether it runs, and whether this machine and user may use it",
+    DISK_FULL: "make room on its disk, or delete jobs (`bagua-autotune prune --older-than DAYS`)",
+    READ_ONLY: "let this user write the file and its folder, or name the server that writes",
+    DAMAGED: "stop the service, and put a backup in its place (`bagua-autotune restore FILE`)",
+}
 TABLE_IN_USE = ("55p03", "40p01")  # a lock that it waited too long for, and a deadlock
 
 
@@ -90,6 +96,11 @@ def trouble(error: SQLAlchemyError) -> str:
         return DISK_FULL
     said = _said(error)
     return next((words for sign, words in SIGNS if sign in said), NO_ANSWER)
+
+
+def remedy(error: SQLAlchemyError) -> str:
+    """What to do about it, in a part of a sentence."""
+    return REMEDIES.get(trouble(error), REMEDIES[NO_ANSWER])
 
 
 def is_table_in_use(error: SQLAlchemyError) -> bool:

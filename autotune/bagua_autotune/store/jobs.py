@@ -262,6 +262,13 @@ class Jobs:
         with self.database.reading() as session:
             return session.scalar(query) or 0
 
+    def count_running_by_team(self) -> dict[str | None, int]:
+        """The same of all teams, and of no team (None)."""
+        columns = TEAM.label("team"), func.count()
+        query = select(*columns).where(JobRow.ended_at.is_(None)).group_by("team")
+        with self.database.reading() as session:
+            return {row[0]: row[1] for row in session.execute(query)}
+
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
         the_row(self.database.tell(TOUCH, job_id=job_id, at=at), job_id)

@@ -39,6 +39,7 @@ from dashboards.grafana.panels import (
 from dashboards.grafana.queries import (
     STATES,
     at_the_end,
+    confirmed,
     of_jobs,
     or_none,
     over_time,
@@ -123,7 +124,10 @@ def _in_state(state: str) -> str:
 def _jobs() -> Any:
     queries = [
         state_number(of_jobs("job_state", "state")),
-        *(of_jobs(metric) for _, metric, _ in COLUMNS),
+        *(
+            confirmed(of_jobs, metric) if unit == TIMES_UNIT else of_jobs(metric)
+            for _, metric, unit in COLUMNS
+        ),
         payback(of_jobs),
         f"{of_jobs('job_saved_rank_seconds')} / 3600",
         f"sum by (job_name) ({of_jobs('trials', 'state')})",
@@ -134,7 +138,7 @@ def _jobs() -> Any:
     panel = rows(
         "Jobs",
         "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
-        "speed-up is that over the default, with its 95 % interval.",
+        "speed-up is that over the default, with its 95 % interval, once it is confirmed.",
         "none",
         *(table(query) for query in queries),
     )
@@ -172,10 +176,10 @@ def _jobs() -> Any:
 
 
 def gains() -> list[Any]:
-    ratio = of_jobs("speedup_ratio")
+    ratio = confirmed(of_jobs, "speedup_ratio")
     gained = lines(
         "Speed-up",
-        "Median, best and worst of all jobs that have been measured.",
+        "Median, best and worst of the confirmed speed-ups of all jobs.",
         TIMES_UNIT,
         over_time(f"max({ratio})", "best"),
         over_time(f"quantile(0.5, {ratio})", "middle"),
@@ -195,11 +199,11 @@ def gains() -> list[Any]:
     )
     for reason, text in REASONS.items():
         results.override_by_name(reason, properties(displayName=text))
-    most = _ranking("Gained most", "The five jobs with the largest speed-up.", "topk")
+    most = _ranking("Gained most", "The five jobs with the largest confirmed speed-up.", "topk")
     least = _ranking(
         "Gained least",
-        "The five jobs with the smallest speed-up. Their default is good, or the network does "
-        "not hold them up.",
+        "The five jobs with the smallest confirmed speed-up. Their default is good, or the network "
+        "does not hold them up.",
         "bottomk",
     )
     return [
@@ -235,7 +239,7 @@ def _ranking(title: str, description: str, choice: str) -> Any:
         .decimals(2)
     )
     limits(panel, {1.01: BEST}, first=BASELINE)
-    query = at_the_end(f"{choice}(5, {of_jobs('speedup_ratio')})", "{{job_name}}")
+    query = at_the_end(f"{choice}(5, {confirmed(of_jobs, 'speedup_ratio')})", "{{job_name}}")
     return described(panel, title, description, TIMES_UNIT, [query])
 
 

@@ -32,6 +32,7 @@ def panels() -> list[Any]:
         sized(_latency(), 12, 9),
         sized(_proposals(), 12, 9),
         sized(_errors(), 12, 9),
+        *(sized(panel, 6, 8) for panel in (_database(), _disk(), _connections(), _teams())),
     ]
 
 
@@ -134,6 +135,53 @@ def _errors() -> Any:
         )
         .min(0)
         .axis_soft_max(1)
+    )
+
+
+def _database() -> Any:
+    return lines(
+        "Database",
+        "What it takes on its disk. Old jobs are deleted by the service itself.",
+        "bytes",
+        over_time("max(bagua_autotune_database_bytes)", "size"),
+    ).min(0)
+
+
+def _disk() -> Any:
+    panel = lines(
+        "Free disk",
+        "Room on the disk of the SQLite file. Of PostgreSQL it is not known here. On a full disk "
+        "nothing is stored, but jobs can be deleted.",
+        "bytes",
+        over_time("min(bagua_autotune_database_free_bytes)", "free"),
+    ).min(0)
+    panel.override_by_name("free", properties(color=fixed(NOW)))
+    return panel
+
+
+def _connections() -> Any:
+    panel = lines(
+        "Connections",
+        "Open, and how many may be. Where all are taken, those that were idle longest make room.",
+        "none",
+        over_time("sum(bagua_autotune_connections)", "open"),
+        over_time("sum(bagua_autotune_connections_limit)", "limit"),
+    ).min(0)
+    panel.override_by_name("limit", properties(color=fixed(BAD)))
+    return panel
+
+
+def _teams() -> Any:
+    return (
+        lines(
+            "Jobs by team",
+            "Jobs that have not ended, by the team whose token they came with; none: with the "
+            "service's own.",
+            "none",
+            over_time("max by (team) (bagua_autotune_team_running)", "{{team}}"),
+        )
+        .min(0)
+        .decimals(0)
     )
 
 

@@ -26,6 +26,7 @@ from dashboards.grafana.panels import (
 )
 from dashboards.grafana.queries import (
     at_the_end,
+    confirmed,
     of_job,
     over_time,
     payback,
@@ -123,11 +124,12 @@ def gain() -> list[Any]:
 def _speedup() -> Any:
     panel = value(
         "Speed-up",
-        "Step time of the default divided by that of the result, or of the best trial while the "
-        "job is being tuned. 1 is as fast as the default.",
+        "Step time of the default divided by that of the result, once that is confirmed. 1 is as "
+        "fast as the default.",
         TIMES_UNIT,
-        at_the_end(of_job("speedup_ratio"), "speed-up"),
+        at_the_end(confirmed(of_job, "speedup_ratio"), "speed-up"),
     ).decimals(2)
+    panel.no_value("not confirmed yet")
     limits(panel, {1.01: BEST})
     return panel
 
@@ -136,13 +138,14 @@ def _bounds() -> Any:
     return (
         value(
             "95 % interval",
-            "Interval of the speed-up. If its lower end is above 1, the job is really faster. It "
-            "is confirmed once the tuning is finished.",
+            "Interval of the confirmed speed-up. If its lower end is above 1, the job is really "
+            "faster.",
             TIMES_UNIT,
-            at_the_end(of_job("speedup_lower_ratio"), "at least"),
-            at_the_end(of_job("speedup_upper_ratio"), "at most"),
+            at_the_end(confirmed(of_job, "speedup_lower_ratio"), "at least"),
+            at_the_end(confirmed(of_job, "speedup_upper_ratio"), "at most"),
             named=True,
         )
+        .no_value("not confirmed yet")
         .decimals(2)
         .orientation(VizOrientation.VERTICAL)
     )

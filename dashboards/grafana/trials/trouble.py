@@ -28,6 +28,7 @@ ALERTS = (
     "BaguaAutotuneSpeedupLost",
     "BaguaAutotuneSlowRank",
     "BaguaAutotuneStoreErrors",
+    "BaguaAutotuneRefusedTokens",
 )
 
 

@@ -16,7 +16,8 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.api.driving import drive
-from tests.autotune.support import Ranks, registration
+from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.support import Ranks, make_spec, registration
 
 ENDED = {"kind": "ended"}
 TEAMS = [
@@ -209,3 +210,14 @@ def test_teams_need_a_file_and_a_token_of_the_service(tmp_path: Path) -> None:
     path.write_text(json.dumps(TEAMS))
     with pytest.raises(ValidationError, match="needs BAGUA_AUTOTUNE_TOKEN"):
         Settings.load({}, teams=str(path))
+
+
+def test_the_metrics_count_the_jobs_of_each_team_and_of_no_other(
+    operator: FlaskClient, vision: FlaskClient, store: Store
+) -> None:
+    for job in ("first", "second"):
+        assert vision.put(f"/api/v2/jobs/{job}", json=registration()).status_code == 201
+    vision.post("/api/v2/jobs/second/events", json=ENDED)
+    operator.put("/api/v2/jobs/mine", json=registration())
+    store.create_job("left", make_spec(team="dissolved"), at=1.0)
+    assert of(scrape(operator), "team_running") == {("vision",): 1, ("speech",): 0, ("none",): 2}

@@ -213,6 +213,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         ("name", "", "name"),
         ("name", "a\nb", "name"),
+        ("name", "  ", "name: holds nothing but blanks."),
         ("name", 5, "name"),
         ("world_size", 3, "ranks_per_node sums to 4"),
         ("world_size", "4", "world_size"),

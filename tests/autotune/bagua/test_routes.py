@@ -128,6 +128,9 @@ def test_any_other_speed_is_refused(client, speed):
     ("route", "change", "field"),
     [
         ("register_tensors", {"model_name": ""}, "model_name"),
+        ("register_tensors", {"model_name": "  "}, "model_name: holds nothing but blanks"),
+        ("ask_hyperparameters", {"model_name": "  "}, "model_name: holds nothing but blanks"),
+        ("report_metrics", {"model_name": "  "}, "model_name: holds nothing but blanks"),
         ("register_tensors", {"tensor_list": []}, "tensor_list"),
         ("register_tensors", {"tensor_list": [TENSORS[0]] * 2}, "tensor_list"),
         ("register_tensors", {"tensor_list": [{**TENSORS[0], "dtype": "f64"}]}, "dtype"),

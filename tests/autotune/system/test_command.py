@@ -123,6 +123,7 @@ def test_a_job_without_steps_is_told_of_metric(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--job", "  "], "Invalid value for '--job': it holds nothing but blanks"),
         (["--metric", "no group"], "has 0 groups; it needs one"),
         (["--metric", "("], "Invalid value for --metric"),
         (["--set", "THREADS"], "'THREADS' is not NAME=V1,V2,..."),

@@ -6,6 +6,7 @@ import base64
 import logging
 import stat
 import zlib
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from bagua_autotune.app import create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_client.communication.topology import Topology
 from bagua_client.environment import Environment
 from bagua_client.reporter import handover
 from bagua_client.reporter.handover import Handover, is_of, pack, unpack
 from bagua_client.torch_private import groups
+from tests.autotune.support import registration
 
 TENSORS = [{"name": "w", "bytes": 8, "dtype": "torch.float32", "group": "a"}]
 
@@ -192,3 +198,16 @@ def test_a_disk_that_takes_nothing_is_no_trouble(
     node.write(told("new"))
     node.offer()
     assert of_rank(0, tmp_path, monkeypatch).take() is None
+
+
+def test_a_copy_goes_when_its_job_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = of_rank(0, tmp_path, monkeypatch)
+    with closing(Store(f"sqlite:///{tmp_path / 'a.db'}")) as store:
+        service = create_app(Settings(), store).test_client()
+        assert service.put("/api/v2/jobs/job", json=registration()).status_code == 201
+        node.share(service.get("/api/v2/jobs/job/copy").get_json())
+        assert len(files(tmp_path)) == 1
+        delete_training(store, "job", force=True)
+    assert files(tmp_path) == []

@@ -148,6 +148,41 @@ def test_every_metric_and_alert_exists() -> None:
     assert shown == alerts
 
 
+def test_only_confirmed_speedups_are_told_as_what_a_job_gained() -> None:
+    """While searching, the best trial is partly luck: only the picture of the search shows it."""
+    speedup = re.compile(r"bagua_autotune_speedup_(?:lower_|upper_)?ratio(?:\{[^}]*\})?")
+    told = []
+    for path in FILES:
+        for where, asked, _ in expressions(path):
+            text = asked.replace("${job:raw}", "job")
+            for found in speedup.finditer(text):
+                rest = text[found.end() :]
+                is_confirmed = re.match(
+                    r"\) and on \(job_name\) max by \(job_name\) "
+                    r'\(bagua_autotune_job_state\{[^}]*state="finished"[^}]*\}\) == 1',
+                    rest,
+                )
+                told.append(where)
+                assert is_confirmed or SEARCH in where, where
+    for panel in ("Gained most", "Gained least", "fleet: Speed-up", "tuning-trials: Speed-up"):
+        assert any(panel in where for where in told), panel
+
+
+SEARCH = "Speed-up and its interval"
+
+
+def test_panels_show_what_the_service_takes() -> None:
+    fleet = next(path for path in FILES if path.stem == "fleet")
+    shown = {panel["title"]: panel["targets"] for panel in panels(load(fleet))}
+    for title, metric in {
+        "Database": "bagua_autotune_database_bytes",
+        "Free disk": "bagua_autotune_database_free_bytes",
+        "Connections": "bagua_autotune_connections",
+        "Jobs by team": "bagua_autotune_team_running",
+    }.items():
+        assert any(metric in target["expr"] for target in shown[title]), title
+
+
 def test_every_reason_of_a_result_has_words() -> None:
     codes = {reasons.WINNER_CODE, *reasons.REASON_CODES.values()}
     codes |= {code for _, code in reasons.GIVING_UP.values()}

@@ -65,6 +65,7 @@ def test_every_alert_says_what_to_do() -> None:
         "BaguaAutotuneSpeedupLost",
         "BaguaAutotuneSlowRank",
         "BaguaAutotuneStoreErrors",
+        "BaguaAutotuneRefusedTokens",
     }
     for alert in alerts():
         assert {"summary", "description", "runbook"} <= alert["annotations"].keys()

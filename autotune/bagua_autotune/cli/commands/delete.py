@@ -2,32 +2,92 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 import click
 
 from bagua_autotune.cli.commands.prune import COLUMNS, row_of
-from bagua_autotune.cli.output import print_table
-from bagua_autotune.cli.reader import find_job, no_such_job, open_reader, source_options
-from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.cli.output import print_table, say, say_beside
+from bagua_autotune.cli.reader import Reader, no_such_job, open_reader, source_options
+from bagua_autotune.model.characters import JOB_ID
+from bagua_autotune.settings import ENVIRONMENT
+from bagua_autotune.store.engine.location import default_urls
+from bagua_autotune.store.errors import StoreError, UnknownJob
+from bagua_autotune.store.maintenance import everything as everything_stored
+from bagua_autotune.store.maintenance.retention import Deleted
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
+@click.option(
+    "--everything",
+    is_flag=True,
+    help="Delete the database, and the copies that trainings keep on this host.",
+)
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete it even if its training may still run. The training goes on; while it is being "
-    "tuned it registers again, and is tuned from its beginning.",
+    help="Delete JOB even if its training may still run. The training goes on; while it is being "
+    "tuned it registers again, and is tuned from its beginning. With --everything: do not ask.",
 )
 @source_options
-def delete(job: str, force: bool, database: str | None, url: str | None) -> None:
+@click.pass_context
+def delete(
+    context: click.Context,
+    job: str | None,
+    everything: bool,
+    force: bool,
+    database: str | None,
+    url: str | None,
+) -> None:
     """Delete JOB with all that is stored of it, and list what was deleted.
 
-    A training that was started again is one job for each of its lives: all of them go.
+    A training that was started again is one job for each of its lives: all of them go, and with
+    them the copies of it that are on this host.
     """
-    reader = open_reader(database, url)
-    found = find_job(reader, job).job
-    try:
-        deleted = reader.delete(found.id, force)
-    except UnknownJob as error:
-        raise no_such_job(job) from error
+    if (job is None) != everything:
+        raise click.UsageError("name either a JOB or --everything", context)
+    if job is None:
+        _delete_everything(database, url, force)
+        return
+    deleted = _delete(open_reader(database, url), job, force)
     print_table(COLUMNS, [row_of(each) for each in deleted.jobs])
+
+
+def _delete_everything(database: str | None, url: str | None, force: bool) -> None:
+    if url and not database:
+        raise click.ClickException(
+            f"--everything is not for a service ({url}): call it where the database is, and name "
+            "that with --database"
+        )
+    given = database or os.environ.get(ENVIRONMENT["database"])
+    urls = [given] if given else default_urls()
+    try:
+        found = everything_stored.found(urls)
+        if not found:
+            say_beside("nothing is stored here")
+            return
+        for each in found:
+            say(each)
+        if not force:
+            click.confirm("Delete all of this for good?", abort=True, err=True)
+        everything_stored.delete(urls)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+    say_beside(
+        "deleted; copies that `backup` made, files that a training was asked for, and copies on "
+        "other nodes are not touched"
+    )
+
+
+def _delete(reader: Reader, job: str, force: bool) -> Deleted:
+    """Delete the job of this id, or else the newest of this name. What is stored of it is not read:
+    it may be damaged."""
+    if JOB_ID.fullmatch(job):
+        with suppress(UnknownJob):
+            return reader.delete(job, force)
+    with suppress(UnknownJob):  # deleted since it was listed
+        for named in reader.jobs(job):
+            return reader.delete(named.id, force)
+    raise no_such_job(job)

@@ -59,6 +59,7 @@ def doctor(database: str | None) -> None:
     faults = 0
     for finding in checkup.examine(open_store(database)):
         faults += finding.is_fault
-        say(f"{'FAULT' if finding.is_fault else 'ok'}: {finding.words}")
+        rest = f". What to do: {finding.remedy}" if finding.is_fault else ""
+        say(f"{'FAULT' if finding.is_fault else 'ok'}: {finding.words}{rest}")
     if faults:
         raise click.ClickException(f"{describe_count(faults, 'fault')} found")

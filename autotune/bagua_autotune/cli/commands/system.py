@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import INTERRUPTED, say_beside
-from bagua_autotune.cli.system_request import Request
+from bagua_autotune.cli.system_request import Request, job_name
 from bagua_autotune.system.report import (
     best_so_far,
     document,
@@ -93,8 +93,8 @@ from bagua_autotune.system.settings.variables import BACKENDS
               help="Write the changed files of the result into this folder.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False),
               metavar="FILE", help="Write all runs to this file, as JSON.")  # fmt: skip
-@click.option("--job", help="Name of the search in lists and on the page.  [default: that of the "
-              "script or program]")  # fmt: skip
+@click.option("--job", callback=job_name, help="Name of the search in lists and on the page.  "
+              "[default: that of the script or program]")  # fmt: skip
 @click.option("--database", metavar="URL", help="Keep the runs in this database.  [default: the "
               "one that serve uses]")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(0), help="How many GPUs COMMAND uses, for the price.  "

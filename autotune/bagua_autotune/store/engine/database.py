@@ -16,7 +16,7 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +27,9 @@ from sqlalchemy.orm import Session
 from bagua_autotune.store.engine import migrations, postgresql, sqlite
 from bagua_autotune.store.engine.location import parse, shown, with_driver
 from bagua_autotune.store.engine.postgresql import IS_DIRECT, Circuit
+from bagua_autotune.store.engine.reserve import Reserve
 from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, remote_kind
-from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
+from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError, remedy
 
 logger = logging.getLogger(__name__)
 
@@ -106,21 +107,38 @@ class Database:
         except (OSError, ArgumentError) as error:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
         self._check_files = files.check if files else lambda _lent: None
+        self.reserve = Reserve(Path(str(self.url.database))) if files else None
         self._dialect: Any = self._engine.dialect
         self._driver_error: type[Exception] = self._dialect.loaded_dbapi.Error
         self._reader = self._engine.execution_options(read_only=True)
         event.listen(self._engine, "begin", self._begin)
         event.listen(self._engine, "handle_error", self._failed)
         try:
-            if as_found:
-                migrations.check(self._reader)
-            elif migrations.is_needed(self._reader):
-                self._migrate()
+            self._prepare(as_found)
         except SQLAlchemyError as error:
             reason = error.args[0] if error.args else error
-            raise StoreError(f"the database {self} cannot be used: {reason}") from error
+            raise StoreError(
+                f"the database {self} cannot be used: {reason}; {remedy(error)}"
+            ) from error
         if not as_found:
             self._warn_if_remote()
+            if self.reserve is not None:
+                self.reserve.keep()
+
+    def _prepare(self, as_found: bool) -> None:
+        """Check the schema, or bring it up to date. The first to read a file of SQLite makes its
+        logs, for which there is no room on a full disk."""
+        if self.reserve is not None and not self.reserve.has_room():
+            with self.reserve.used():
+                self._check_schema(as_found)
+        else:
+            self._check_schema(as_found)
+
+    def _check_schema(self, as_found: bool) -> None:
+        if as_found:
+            migrations.check(self._reader)
+        elif migrations.is_needed(self._reader):
+            self._migrate()
 
     def _migrate(self) -> None:
         """Bring the schema up to date, without a server's time limits, as it may take minutes."""
@@ -304,6 +322,17 @@ class Database:
         self.errors += 1
         if not self.is_sqlite and (context.connection is None or context.is_disconnect):
             self._circuit.failed()
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Have the block delete, also on a full disk: of a file of SQLite it has the reserve."""
+        with self.reserve.used() if self.reserve else nullcontext():
+            yield
+
+    def empty_log(self) -> None:
+        """Give the room of SQLite's log back, unless somebody uses it now."""
+        with self._turn():
+            self._lend(lambda lent: sqlite.empty_log(lent.driver_connection))
 
     def close(self) -> None:
         self._engine.dispose()

@@ -123,11 +123,24 @@ def mounted_type(folder: Path, mountinfo: str) -> str:
     return found
 
 
+def data_folder() -> Path:
+    """This user's data of ours."""
+    return platformdirs.user_data_path("bagua-autotune", appauthor=False)
+
+
+def _node_folder() -> Path:
+    return Path(NODE_FOLDER.format(user=os.getuid()))
+
+
+def default_urls() -> list[str]:
+    """All that may have been the default: which one it is depends on how the disks are mounted."""
+    return [f"sqlite:///{folder / FILE_NAME}" for folder in (data_folder(), _node_folder())]
+
+
 def default_url() -> str:
     """A SQLite file in the user's data directory, or on this node if that is on the network."""
-    home = platformdirs.user_data_path("bagua-autotune", appauthor=False)
+    home, node = data_folder(), _node_folder()
     kind = remote_file_system(home)
-    node = Path(NODE_FOLDER.format(user=os.getuid()))
     if kind is None or remote_file_system(node) or not _is_private(node):
         _close_to_others(home)
         return f"sqlite:///{home / FILE_NAME}"

@@ -21,12 +21,14 @@ from bagua_autotune.store.engine.location import (
     make_folder,
     remote_file_system,
 )
+from bagua_autotune.store.engine.reserve import log_bytes
 from bagua_autotune.store.errors import FileLost
 
 FileId = tuple[int, int]
 # SQLite opens both with a connection, and keeps them while one is open.
 LOGS = ("-wal", "-shm")
 LOG_IDS = "file_ids_of_logs"
+PAGE_BYTES = 4096
 BUSY_SECONDS = 30.0
 WRITE_AHEAD_LOG = (
     "PRAGMA journal_mode = WAL",
@@ -49,7 +51,9 @@ def open_engine(url: URL) -> tuple[Engine, Files | None]:
     else:
         make_folder(_folder(url))
         is_remote = remote_kind(url) is not None
-        journal = ROLLBACK_JOURNAL if is_remote else WRITE_AHEAD_LOG
+        pages = log_bytes(Path(str(url.database))) // PAGE_BYTES
+        log = (*WRITE_AHEAD_LOG, f"PRAGMA wal_autocheckpoint = {pages}")
+        journal = ROLLBACK_JOURNAL if is_remote else log
     arguments = {"check_same_thread": False, "timeout": BUSY_SECONDS}
     engine = create_engine(url, connect_args=arguments, **options)
 
@@ -168,11 +172,17 @@ class Files:
         would replay it over a file that takes the place of this one."""
         if _id_of(self._path) == self._file:
             return  # who opened the file since has another log, and knows nothing of this one
-        with suppress(sqlite3.Error):  # no room; or somebody reads, and the next request tries it
-            (wait,) = connection.execute("PRAGMA busy_timeout").fetchone()
-            connection.execute("PRAGMA busy_timeout = 0")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            connection.execute(f"PRAGMA busy_timeout = {wait}")
+        empty_log(connection)
+
+
+def empty_log(connection: sqlite3.Connection) -> None:
+    """Put what is in the write-ahead log into the file, and take its room from it, if that can be
+    done at once."""
+    with suppress(sqlite3.Error):  # no room; or somebody reads, and the next one tries it
+        (wait,) = connection.execute("PRAGMA busy_timeout").fetchone()
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.execute(f"PRAGMA busy_timeout = {wait}")
 
 
 def _id_of(path: str) -> FileId | None:

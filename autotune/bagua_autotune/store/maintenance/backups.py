@@ -84,7 +84,7 @@ def restore(url: str, file: Path) -> Restored:
         _copy(file, part)
         restored = _look_into(part, file)
         _give_to_owner(part, target)
-        with _unused(target):
+        with unused(target):
             for ending in BESIDE:
                 target.with_name(target.name + ending).unlink(missing_ok=True)
             os.replace(part, target)
@@ -144,7 +144,7 @@ def _give_to_owner(part: Path, target: Path) -> None:
 
 
 @contextmanager
-def _unused(file: Path) -> Iterator[None]:
+def unused(file: Path) -> Iterator[None]:
     """Keep all others from using the file inside the block. Raises StoreError if somebody does."""
     if not file.exists():
         yield

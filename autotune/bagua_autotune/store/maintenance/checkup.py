@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,19 +16,33 @@ from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.sqlite import remote_kind
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION, JobRow
-from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.errors import UnknownJob, remedy
 
 MOST_ERRORS_TOLD = 10
 # With less, a large report or a migration may not fit.
 LEAST_FREE_BYTES = 100 * 1024**2
+ROOM_MADE = "make room there, or delete old jobs (`bagua-autotune prune --older-than DAYS`)"
+MOVED = (
+    "end all that uses it, and move it to a disk of this machine, or use PostgreSQL; a service "
+    "that is started alone changes the journal mode"
+)
+RESTORED = "put a backup in its place (`bagua-autotune restore FILE`)"
+DELETE_ORPHANS = (
+    "PRAGMA foreign_keys = ON; DELETE FROM {table} WHERE rowid IN "
+    "(SELECT rowid FROM pragma_foreign_key_check('{table}'))"
+)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, in one sentence."""
+    """What was found, in one sentence; of a fault also what to do about it."""
 
     words: str
-    is_fault: bool = False
+    remedy: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        return bool(self.remedy)
 
 
 def examine(store: Store) -> Iterator[Finding]:
@@ -37,32 +52,47 @@ def examine(store: Store) -> Iterator[Finding]:
         yield from _sqlite(store) if store.database.is_sqlite else _postgresql(store)
         yield from _jobs(store)
     except SQLAlchemyError as error:
-        yield Finding(f"the database cannot be read: {getattr(error, 'orig', error)}", True)
+        yield Finding(
+            f"the database cannot be read: {getattr(error, 'orig', error)}", remedy(error)
+        )
+
+
+def _mended(error: str, file: Path) -> str:
+    """What to do about a line of SQLite's integrity check."""
+    if "index" in error:  # it can be made anew from its table
+        return f"stop the service, and sqlite3 {file} REINDEX; if that fails, {RESTORED}"
+    return f"stop the service, and {RESTORED}"
 
 
 def _sqlite(store: Store) -> Iterator[Finding]:
+    file = Path(str(store.database.url.database))
     with store.database.reading() as session:
         run = session.connection().exec_driver_sql
         errors = [str(row[0]) for row in run(f"PRAGMA integrity_check({MOST_ERRORS_TOLD})")]
-        orphans = len(run("PRAGMA foreign_key_check").all())
+        orphans = Counter(str(row[0]) for row in run("PRAGMA foreign_key_check"))
         mode = run("PRAGMA journal_mode").scalar()
     if errors == ["ok"]:
         yield Finding("SQLite's integrity check finds no fault")
     else:
-        yield from (Finding(f"SQLite's integrity check: {error}", True) for error in errors)
-    if orphans:
-        yield Finding(f"{orphans} rows belong to jobs or trials that do not exist", True)
+        yield from (
+            Finding(f"SQLite's integrity check: {error}", _mended(error, file)) for error in errors
+        )
+    for table, count in orphans.items():
+        yield Finding(
+            f"{count} rows belong to jobs or trials that do not exist, in the table {table}",
+            f"nothing shows them, and they only take room; to delete them, sqlite3 {file} "
+            f'"{DELETE_ORPHANS.format(table=table)}"',
+        )
     kind = remote_kind(store.database.url)
     if kind is None:
         yield Finding(f"its file is on this machine (journal mode {mode})")
     else:
         words = f"its file is on a network file system ({kind}), in journal mode {mode}"
-        yield Finding(words, is_fault=mode == "wal")
-    file = Path(str(store.database.url.database))
+        yield Finding(words, MOVED if mode == "wal" else "")
     if file.exists():
         used, free = file.stat().st_size, shutil.disk_usage(file.parent).free
         words = f"it takes {describe_bytes(used)}; {describe_bytes(free)} are free on its disk"
-        yield Finding(words, is_fault=free < LEAST_FREE_BYTES)
+        yield Finding(words, ROOM_MADE if free < LEAST_FREE_BYTES else "")
 
 
 def _postgresql(store: Store) -> Iterator[Finding]:
@@ -86,7 +116,8 @@ def _jobs(store: Store) -> Iterator[Finding]:
         except UnknownJob:  # deleted since
             continue
         except Exception as error:
-            yield Finding(f"job {job_id} cannot be read: {error!r}", True)
+            words = f"job {job_id} cannot be read: {error!r}"
+            yield Finding(words, f"`bagua-autotune delete {job_id}`, or {RESTORED}")
             continue
         readable += 1
     bounded = [f"{datetime.fromtimestamp(at):%F %T}" for at in times if at is not None]

@@ -5,20 +5,25 @@ Each transaction is small, so that no report waits long for the database.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sqlalchemy import ColumnElement, delete, select, text, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS, JobPhase
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow, TrialRow
-from bagua_autotune.store.errors import JobLives, UnknownJob
+from bagua_autotune.store.errors import DISK_FULL, JobLives, UnknownJob, trouble
+from bagua_autotune.store.maintenance import kept_copies
 from bagua_autotune.store.rows import locked_row
+
+logger = logging.getLogger(__name__)
 
 CHORE = "retention"
 TAKE_TURN = text(
@@ -28,7 +33,8 @@ TAKE_TURN = text(
 )
 DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
-VACUUM = "PRAGMA incremental_vacuum(1000)"
+# Of so many pages, which SQLite writes to its log first.
+VACUUM = "PRAGMA incremental_vacuum(100)"
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
 # draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
@@ -87,10 +93,10 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
         dry_run: delete nothing, only list them.
     """
     before = time.time() - days * DAY_SECONDS
-    jobs = old_jobs(store, before) if dry_run else prune(store, before)
-    if not dry_run:
-        shrink(store)
-    return Pruned(dry_run=dry_run, jobs=jobs)
+    if dry_run:
+        return Pruned(dry_run=True, jobs=old_jobs(store, before))
+    with deleting(store):
+        return Pruned(dry_run=False, jobs=prune(store, before))
 
 
 def old_jobs(store: Store, before: float) -> list[DeletedJob]:
@@ -107,7 +113,7 @@ def prune(store: Store, before: float) -> list[DeletedJob]:
     gone = (delete_where(store, (JobRow.id == old.id) & is_old) for old in found)
     deleted = [job for job in gone if job]
     if deleted:
-        store.forget_families()
+        _forget(store, deleted)
     return deleted
 
 
@@ -172,7 +178,21 @@ def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
         return len(ids)
 
 
-def shrink(store: Store) -> None:
+@contextmanager
+def deleting(store: Store) -> Iterator[None]:
+    """For a block that deletes: it can on a full disk, too, and its space is given back."""
+    with store.database.making_room():
+        yield
+        try:
+            _shrink(store)
+        except SQLAlchemyError as error:
+            if trouble(error) != DISK_FULL:
+                raise
+            # What was deleted is deleted.
+            logger.warning("the space of what was deleted is not given back yet: %s", error)
+
+
+def _shrink(store: Store) -> None:
     """Give the unused space of a SQLite file back to the file system, piece by piece."""
     if not store.database.is_sqlite:
         return
@@ -186,11 +206,12 @@ def shrink(store: Store) -> None:
             except sqlite3.Error as error:  # as SQLAlchemy's own cursor does
                 raise OperationalError(VACUUM, None, error) from error
         if left == 0 or left == unused:  # a file of an older release cannot shrink
+            store.database.empty_log()
             return
 
 
 def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
-    """Delete a job with all lives of its training.
+    """Delete a job with all lives of its training, and the copies of it on this host.
 
     Args:
         force: also if the training may still run, which goes on. While it is being tuned its next
@@ -203,6 +224,11 @@ def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
         JobLives: its training may still run; nothing is deleted.
     """
     now = time.time()
+    with deleting(store):
+        return Deleted(jobs=_delete_lives(store, job_id, force, now))
+
+
+def _delete_lives(store: Store, job_id: str, force: bool, now: float) -> list[DeletedJob]:
     may_go = JobRow.ended_at.is_not(None) | (JobRow.last_contact_at < now - SILENT_SECONDS)
     if force:
         may_go |= JobRow.protocol != "v1"
@@ -213,8 +239,14 @@ def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
     if not deleted:
         _refuse_living(store, ids, may_go, now)  # it was heard of again just now
         raise UnknownJob(job_id)  # another replica was the first
+    _forget(store, deleted)
+    return deleted
+
+
+def _forget(store: Store, deleted: Sequence[DeletedJob]) -> None:
+    """Delete what is left of jobs that are deleted."""
     store.forget_families()
-    return Deleted(jobs=deleted)
+    kept_copies.forget([job.id for job in deleted])
 
 
 def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], now: float) -> None:

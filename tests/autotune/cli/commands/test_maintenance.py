@@ -18,6 +18,7 @@ from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine import location
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION
+from bagua_autotune.store.maintenance import checkup
 from tests.autotune.support import make_spec, stored_jobs
 
 
@@ -138,7 +139,8 @@ def test_a_copy_is_restored_over_what_a_killed_process_left(file: Path, copy: Pa
     told = run("restore", str(copy), "--database", f"sqlite:///{file}")
     assert told.exit_code == 0, told.output
     assert "2 jobs, the last report of 2001-09-0" in told.output
-    assert {path.name for path in file.parent.iterdir()} == {"a.db", "b.db", "killed"}
+    names = {path.name for path in file.parent.iterdir()}
+    assert names == {"a.db", "a.db-reserve", "b.db", "killed"}
     assert file.stat().st_mode & 0o777 == 0o600
     assert jobs_of(file) == {"job0", "job1"}
     assert run("doctor", "--database", f"sqlite:///{file}").exit_code == 0
@@ -268,6 +270,46 @@ def test_doctor_names_a_job_that_cannot_be_read(file: Path) -> None:
     assert "1 fault found" in told.output
 
 
+def test_what_doctor_says_to_do_mends_it(file: Path) -> None:
+    execute(file, "UPDATE jobs SET spec = '{}' WHERE id = 'job1'")
+    execute(file, "INSERT INTO trials (job_id, \"index\", purpose, state, configuration, steps, "
+                  "outliers) VALUES ('gone', 0, 'search', 'running', '{}', 0, 0)")  # fmt: skip
+    damage(file)
+    database = ["--database", f"sqlite:///{file}"]
+    for _ in range(3):
+        told = run("doctor", *database)
+        faults = [line for line in told.stdout.splitlines() if line.startswith("FAULT")]
+        assert faults
+        for fault in faults:
+            to_do = fault.partition(". What to do: ")[2]
+            if "REINDEX" in to_do:
+                execute(file, "REINDEX")
+            elif "DELETE" in to_do:
+                for statement in to_do.split('"')[1].split("; "):
+                    execute(file, statement)
+            else:
+                command = to_do.split("`")[1].split()
+                assert command[0] == "bagua-autotune"
+                run(*command[1:], *database)
+        told = run("doctor", *database)
+        if told.exit_code == 0:
+            break
+    assert told.exit_code == 0, told.output
+    assert "1 of 1 jobs can be read" in told.output
+
+
+@pytest.mark.parametrize("free", [0, checkup.LEAST_FREE_BYTES - 1])
+def test_doctor_says_how_to_make_room(
+    file: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    usage = shutil.disk_usage(file)._replace(free=free)
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: usage)
+    told = run("doctor", "--database", f"sqlite:///{file}")
+    assert told.exit_code == 1
+    (fault,) = (line for line in told.stdout.splitlines() if line.startswith("FAULT"))
+    assert "bagua-autotune prune" in fault.partition(" are free on its disk. What to do: ")[2]
+
+
 def test_doctor_knows_network_file_systems(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,3 +326,4 @@ def test_doctor_of_what_is_no_database(tmp_path: Path) -> None:
         told = run("doctor", "--database", url)
         assert told.exit_code == 1
         assert told.output.startswith("Error: ")
+        assert any(what in told.output for what in ("restore FILE`", "--database names another"))

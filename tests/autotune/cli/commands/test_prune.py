@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +101,20 @@ def test_one_whose_training_may_run_is_deleted_only_by_force(
     assert stored(database) == ["runs", "new", "old"]
     assert CliRunner().invoke(main, ["delete", "runs", "--force", *source]).exit_code == 0
     assert stored(database) == ["new", "old"]
+
+
+@pytest.mark.parametrize("command", [["delete", "old"], ["prune", "--older-than", "90"]])
+def test_copies_on_this_host_go_with_their_job(
+    source: list[str], command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trainings write them: tests/client/reporter/test_handover.py."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = tmp_path / "bagua-autotune" / "copies"
+    folder.mkdir(parents=True)
+    kept = {"first": ["old", "older"], "second": ["young", "old"], "third": ["new"]}
+    for name, ids in kept.items():
+        copy = json.dumps({"jobs": [{"id": job_id} for job_id in ids]}).encode()
+        (folder / f"{name}.copy").write_bytes(b"1000.0\n" + zlib.compress(copy))
+    (folder / "damaged.copy").write_bytes(b"1000.0\n?")
+    assert CliRunner().invoke(main, [*command, *source]).exit_code == 0
+    assert {file.name for file in folder.iterdir()} == {"third.copy", "damaged.copy"}

@@ -37,7 +37,7 @@ def test_nobody_else_can_read_what_is_stored(tmp_path: Path) -> None:
         opened.close()
     finally:
         os.umask(umask)
-    assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600}
+    assert modes == dict.fromkeys(("a.db", "a.db-wal", "a.db-shm", "a.db-reserve"), 0o600)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 

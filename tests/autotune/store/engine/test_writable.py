@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,26 +15,14 @@ from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.writable import TRY_SECONDS, Writable
 from bagua_autotune.store.errors import DAMAGED, DISK_FULL, READ_ONLY, trouble
+from tests.autotune.store.disks import fill, mounted
 from tests.autotune.support import registration
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    point = tmp_path / "disk"
-    point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(point)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small disk needs root, and a machine that allows it")
-    try:
+    with mounted(tmp_path / "disk", 4) as point:
         yield point
-    finally:
-        subprocess.run(["umount", "--lazy", str(point)], check=True)
-
-
-def fill(file: Path) -> None:
-    with suppress(OSError), file.open("wb", buffering=0) as opened:
-        while True:
-            opened.write(bytes(4096))
 
 
 def test_a_service_on_a_full_disk_is_not_ready_until_there_is_room(small_disk: Path) -> None:
