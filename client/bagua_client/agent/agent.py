@@ -339,6 +339,8 @@ class Agent:
 
     def _detach(self) -> None:
         """Detach from the model: from now on a step costs nothing."""
+        if self.state is State.OFF:
+            return  # The model goes after its tuning was given up.
         self.state, self._will_watch = State.OFF, False
         self._service.leave()
         self._observe(self.measurement.close)

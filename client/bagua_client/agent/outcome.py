@@ -17,6 +17,7 @@ from bagua_client.announcement import ENDED_FIRST, before_that
 from bagua_client.configuration import Configuration
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.result_line import write_result_line
+from bagua_client.torch_private.wrapper import called_untraced
 from bagua_client.tunable.tunable import Tunable
 from bagua_client.tuning import State, Tuning, tell
 
@@ -88,7 +89,7 @@ class Outcome:
         if self._is_over and is_news:
             self._untold = True
             if self._handle is None:
-                self._handle = register_optimizer_step_post_hook(_teller(self))
+                self._handle = register_optimizer_step_post_hook(called_untraced(_teller(self)))
 
     def end(self, state: State, reason: str, step: int) -> None:
         """The tuning ends without a result, as all ranks know. One that is there stays."""

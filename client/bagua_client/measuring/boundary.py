@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bagua_client.torch_private.wrapper import called_untraced
 from bagua_client.tunable.observers import Observers
 
 
@@ -40,7 +41,7 @@ class StepBoundary:
             if boundary is not None:
                 call(boundary._after_step, optimizer)
 
-        self._handle = register_optimizer_step_post_hook(hook)
+        self._handle = register_optimizer_step_post_hook(called_untraced(hook))
 
     def begins(self) -> bool:
         """Whether the reduction that just ended is the first one of a step.

@@ -19,6 +19,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.layout import Layout, digest_of
 from bagua_client.reducer.carrier import Carrier
+from bagua_client.torch_private.wrapper import called_untraced
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Moments:
         self._missing: set[int] = set()
         # In the order of their first steps, which is the same on all ranks.
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        closing = _Closing(register_optimizer_step_post_hook(hook), self._weights)
+        closing = _Closing(register_optimizer_step_post_hook(called_untraced(hook)), self._weights)
         self._close: Callable[[], object] = weakref.finalize(wrapper, closing)
 
     def catch_up(self) -> None:

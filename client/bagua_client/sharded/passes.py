@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from bagua_client.torch_private.wrapper import called_untraced
+
 
 class _Pass:
     """One forward pass; what it computed holds it."""
@@ -30,7 +32,7 @@ class Passes:
         made = _Pass()
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(made.come_back)  # type: ignore[no-untyped-call]
+                tensor.register_hook(called_untraced(made.come_back))  # type: ignore[no-untyped-call]
         self._held = [*self._still_open(), weakref.ref(made)]
 
     @property

@@ -22,6 +22,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.sharded.offer import uses_ours
 from bagua_client.sharded.shard_communicator import Route, ShardCommunicator
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.torch_private.wrapper import untraced
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
@@ -201,6 +202,7 @@ class _Carrier:
 class Gather(_Carrier):
     """Gathers the parameters of a unit, as torch's ``AllGather`` does."""
 
+    @untraced
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -216,6 +218,7 @@ class Gather(_Carrier):
 class Scatter(_Carrier):
     """Reduces the gradients of a unit, as torch's ``ReduceScatter`` does."""
 
+    @untraced
     def __call__(
         self,
         output_tensor: torch.Tensor,

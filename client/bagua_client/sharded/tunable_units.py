@@ -30,7 +30,7 @@ from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
-from bagua_client.torch_private.wrapper import untraced
+from bagua_client.torch_private.wrapper import called_untraced, untraced
 from bagua_client.tunable.changed_together import STEPS_SEEN, ChangedTogether
 from bagua_client.tunable.device_memory import memory_of
 
@@ -116,7 +116,7 @@ class TunableUnits(ChangedTogether):
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_post_hook(_weakly(self)),
+            register_optimizer_step_post_hook(called_untraced(_weakly(self))),
             *(
                 module.register_forward_hook(self._unit_ends)
                 for unit in units

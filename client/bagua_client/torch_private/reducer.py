@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.torch_private.wrapper import Parameters, all_trained
+from bagua_client.torch_private.wrapper import Parameters, all_trained, called_untraced
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import BuiltinCommHookType as BuiltinCommHookType
@@ -89,7 +90,7 @@ def on_each_gradient(
     """Call ``tell`` with the index of each of ``parameters`` whose gradient is accumulated."""
 
     def hook(index: int) -> Callable[[torch.Tensor], None]:
-        return lambda _: tell(index)
+        return called_untraced(lambda _: tell(index))
 
     # Frozen ones too: in the next step another optimizer may train other weights.
     with all_trained(parameters):
@@ -244,7 +245,7 @@ def bytes_of(bucket: GradBucket) -> int:
 
 def register_hook(ddp: DistributedDataParallel, hook: Hook) -> None:
     """Register ``hook`` directly with the reducer: torch's method would list it as the user's."""
-    c10d._register_comm_hook(ddp.reducer, None, hook)
+    c10d._register_comm_hook(ddp.reducer, None, called_untraced(hook))
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,8 @@ def register_user_hook(ddp: DistributedDataParallel, hook: UserHook, run: Hook |
         kind = getattr(BuiltinCommHookType, hook.name.rpartition(".")[2])
         c10d._register_builtin_comm_hook(ddp.reducer, kind)
     else:
-        c10d._register_comm_hook(ddp.reducer, hook.state, hook.run if run is None else run)
+        ours_or_theirs = hook.run if run is None else called_untraced(run)
+        c10d._register_comm_hook(ddp.reducer, hook.state, ours_or_theirs)
 
 
 def rebuilds(ddp: DistributedDataParallel) -> bool:
@@ -361,7 +363,7 @@ def has_reducer(ddp: DistributedDataParallel) -> bool:
 def before_backward_ends(callback: Callable[[], None]) -> None:
     """Call ``callback`` when the present backward pass has computed everything. If the last bucket
     is not full yet, that is before torch's reducer waits for its buckets."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+    torch.autograd.Variable._execution_engine.queue_callback(called_untraced(callback))
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -374,4 +376,4 @@ def after_backward(callback: Callable[[], None]) -> None:
         callback()
         return
     engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(lambda: engine.queue_callback(callback))
+    engine.queue_callback(partial(engine.queue_callback, called_untraced(callback)))

@@ -6,6 +6,7 @@ import copyreg
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,18 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
     """``torch.compiler.disable``, without importing the compiler where it is not used."""
     found: Callable[P, T] = cast(Any, torch)._disable_dynamo(function)
     return found
+
+
+def called_untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """``function`` as torch is to call it back, in a backward pass or an optimizer's step: where a
+    training has its whole step compiled, torch's compiler follows what these call, and what it
+    cannot compile ends the training."""
+    return cast(Callable[P, T], partial(_call, function))
+
+
+@untraced
+def _call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
