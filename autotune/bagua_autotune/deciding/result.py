@@ -10,12 +10,14 @@ from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration, repeats_change
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     GIVING_UP,
     LASTING_HARM,
+    NOT_SHOWN,
     NOTHING_FASTER,
     ONE_SAMPLE,
     ONLY_DEFAULT,
@@ -23,7 +25,7 @@ from bagua_autotune.model.reasons import (
     TIME_WAS_UP,
     WINNER_CODE,
 )
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.model.text import (
     describe,
     describe_bytes,
@@ -110,10 +112,12 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     if kept.gain and baseline:
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
         speedup, low, high = (round_.objective.speedup(gain, baseline.center) for gain in gains)
+        told = round_.believable(Interval(speedup, low, high))
+        high = told.high if told else high
     is_winner = kept.configuration != job.baseline
     default_memory = memory_of(round_.trials, job.baseline)
     memory = memory_of(round_.trials, kept.configuration)
-    reason = "" if is_winner else _reason(round_, kept)
+    code, reason = (WINNER_CODE, "") if is_winner else _reason(round_, kept)
     result = Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
@@ -128,13 +132,13 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
         cost_seconds=bill.cost_seconds,
         payback_steps=bill.payback_steps(speedup) if is_winner else None,
         reason=reason,
-        reason_code=WINNER_CODE if is_winner else REASON_CODES[reason],
+        reason_code=code,
         default_peak_bytes=default_memory.peak_bytes if default_memory else None,
         peak_bytes=memory.peak_bytes if memory else None,
         device_bytes=memory.device_bytes if memory else None,
     )
     if not is_winner:
-        if REASON_CODES[reason] == REASON_CODES[NOTHING_FASTER]:
+        if code == REASON_CODES[NOTHING_FASTER]:
             reason += _name_closest(round_)
         return replace(result, summary=_name_kept(job.baseline, reason, result))
     text = describe(kept.configuration)
@@ -146,7 +150,24 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     return replace(result, summary=summary)
 
 
-def _reason(round_: Round, kept: Keep) -> str:
+def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
+    """Why the default is kept: for programs, and in words."""
+    reason = _limiting(round_, kept)
+    code = REASON_CODES[reason]
+    return code, _why_not_shown(round_) if reason == NOT_SHOWN else reason
+
+
+def _why_not_shown(round_: Round) -> str:
+    """``at most 1.07x is possible and this job's steps vary by 12 %, so no gain could be shown``"""
+    baseline = round_.defaults.first
+    assert baseline is not None  # without it there is no ceiling
+    scale = round_.objective.scale(baseline.center)
+    spread = Visits.of(round_.trials, scale).step_spread / scale
+    most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
+    return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
+
+
+def _limiting(round_: Round, kept: Keep) -> str:
     """Why the default is kept, with the limit that left no room for more."""
     if kept.reason != NOTHING_FASTER:
         return kept.reason

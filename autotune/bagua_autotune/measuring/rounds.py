@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import did_lasting_harm
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.model.text import describe_count
+from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
@@ -32,6 +35,7 @@ class Round:
         number: 0 is the first.
         before: how many trials the rounds before made.
         harmful: what was kept in a round before, and harmed the training in the long run.
+        ceiling: what its default's steps say can be gained; None: that is not known.
     """
 
     job: Job
@@ -39,6 +43,7 @@ class Round:
     number: int = 0
     before: int = 0
     harmful: Sequence[Trial] = ()
+    ceiling: Ceiling | None = None
 
     @classmethod
     def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
@@ -60,8 +65,7 @@ class Round:
         Args:
             trials: of all rounds.
         """
-        was_cut_short = is_settled(job) and job.phase in CUT_SHORT
-        return cls.of(job, trials, job.round - 1 if was_cut_short else job.round)
+        return cls.of(job, trials, _number_shown(job))
 
     @property
     def objective(self) -> Objective:
@@ -72,6 +76,32 @@ class Round:
     def defaults(self) -> Defaults:
         """The default's measurements."""
         return Defaults(self.job.baseline, self.trials)
+
+    @property
+    def most_speedup(self) -> float | None:
+        """How many times as fast as the default anything can be at most; None where that is not
+        known, and where the result, which was measured in turns, is above it: then computing
+        itself takes less time."""
+        is_its_own = is_settled(self.job) and self.number == _number_shown(self.job)
+        result = self.job.result if is_its_own else None
+        if self.ceiling is None or (result and result.speedup > self.ceiling.speedup):
+            return None
+        return self.ceiling.speedup
+
+    @property
+    def most_gain(self) -> float:
+        """The same of the default's steps alone, in cost; infinite where it is not known."""
+        return self.ceiling.gain if self.ceiling else math.inf
+
+    def believable(self, faster: Interval) -> Interval | None:
+        """A measured speed-up as it may be told; None where it is more than is possible: noise.
+
+        Whoever tells of one that is not confirmed has it from here.
+        """
+        most = math.inf if self.most_speedup is None else self.most_speedup
+        if faster.center > most:
+            return None
+        return Interval(faster.center, faster.low, min(faster.high, most))
 
     @property
     def searched(self) -> list[Trial]:
@@ -112,6 +142,30 @@ class Round:
         """Whether its search took all the time that it may."""
         most = self.job.limits.max_seconds
         return most is not None and _seconds(self.job, self.searched) >= most
+
+
+def _number_shown(job: Job) -> int:
+    was_cut_short = is_settled(job) and job.phase in CUT_SHORT
+    return job.round - 1 if was_cut_short else job.round
+
+
+def with_ceiling(store: Store, round_: Round) -> Round:
+    """The round with what its default's steps, which are in the store, say can be gained."""
+    job, default = round_.job, round_.defaults.trial
+    if default is None:
+        return round_
+    steps = store.latest_observations(job.id, default.index, LATEST_STEPS)
+    return replace(round_, ceiling=ceiling(job, steps))
+
+
+def read_ceilings(store: Store, job: Job, trials: Sequence[Trial]) -> dict[int, Ceiling | None]:
+    """By its number what each round's default says.
+
+    Args:
+        trials: of all rounds.
+    """
+    rounds = (Round.of(job, trials, number) for number in range(job.round + 1))
+    return {each.number: with_ceiling(store, each).ceiling for each in rounds}
 
 
 def _began_at(job: Job, trials: Sequence[Trial]) -> float:

@@ -21,7 +21,7 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
 from bagua_autotune.earlier.succession import goes_on_with
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.measuring.rounds import Round, refusal
+from bagua_autotune.measuring.rounds import Round, refusal, with_ceiling
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     BEING_TUNED,
@@ -195,10 +195,10 @@ class Tuner:
         deciding, current = self.is_deciding(job_id), trials[index]
         is_last = current is trials[-1]  # else its ranks go on already, and it is closed later
         if deciding or job.is_over or not (is_last and current.is_open):
-            return job_state(job, trials, deciding)
+            return self._state(job, trials, deciding)
         estimated = self._next.estimate(Round.of(job, trials), current, found.costs)
         if estimated is None:
-            return job_state(job, trials)
+            return self._state(job, trials)
         self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
 
@@ -381,7 +381,11 @@ class Tuner:
 
     def _read_state(self, job_id: str) -> JobState:
         with self.store.database.reading():
-            return job_state(self.store.job(job_id), self.store.trials(job_id))
+            return self._state(self.store.job(job_id), self.store.trials(job_id))
+
+    def _state(self, job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
+        ceiling = with_ceiling(self.store, Round.shown(job, trials)).ceiling
+        return job_state(job, trials, ceiling, deciding)
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so soon."""
