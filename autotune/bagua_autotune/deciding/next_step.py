@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import bill, make_result
+from bagua_autotune.deciding.tuned_again import allowed_steps, spent_steps
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import correction
 from bagua_autotune.measuring.objective import OBJECTIVES
@@ -247,9 +248,20 @@ class NextStep:
         return Trial(round_.next_index, decision.purpose, following, round=round_.number)
 
     def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
-        now = replace(round_.job, limits=as_of_now(round_, observed.values()))
+        limits = as_of_now(round_, observed.values(), self._is_spent(round_, observed))
+        now = replace(round_.job, limits=limits)
         per_trial = trial_steps(round_.trials, observed)
         return self._decide_by(self._searcher, replace(round_, job=now), per_trial)
+
+    def _is_spent(self, round_: Round, observed: Mapping[int, Steps]) -> bool:
+        """Whether tuning again has cost all that it may."""
+        job = round_.job
+        if round_.number == 0:
+            return False
+        trials = [t for t in self._store.trials(job.id) if t.round < round_.number]
+        switched = self._store.switch_seconds(job.id)
+        spent = spent_steps(job, [*trials, *round_.trials], observed, switched)
+        return spent >= allowed_steps(observed)
 
     def _decide_by(self, method: str, round_: Round, per_trial: float) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.measuring.standing import bounds, closest, memory_of
+from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration, repeats_change
@@ -57,8 +57,9 @@ class Bill:
 
 
 def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[int, float]) -> Bill:
-    """Add up a round: what its steps took longer than the default did beside them. Of costs that
-    stand for no seconds nothing can be added up.
+    """Add up a round: what its steps took longer than the default did beside them, and in a later
+    round than what was kept before if that is faster: it would have run. Of costs that stand for no
+    seconds nothing can be added up.
 
     Args:
         round_: an open trial's steps count, and cost once it is closed.
@@ -70,6 +71,10 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
     if round_.job.protocol in RUNS:
         return _bill_of_runs(round_, default_seconds)
     ran = [trial for trial in round_.trials if trial.index in observed]
+    kept_seconds = math.inf
+    if round_.number > 0 and round_.trials:  # such a round begins with what was kept
+        own = standing(round_.trials, round_.trials[0].configuration)
+        kept_seconds = _seconds(own, objective) or math.inf
     are_single = objective.seconds(0.0) is not None
     steps = 0
     seconds = 0.0
@@ -83,7 +88,7 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
         own_seconds = _seconds(trial.estimate, objective)
         beside_seconds = _seconds(defaults.at(trial.index), objective)
         if own_seconds is not None and beside_seconds is not None:
-            seconds += count * max(0.0, own_seconds - beside_seconds)
+            seconds += count * max(0.0, own_seconds - min(beside_seconds, kept_seconds))
     seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in round_.trials)
     return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
 
@@ -145,7 +150,7 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     times = describe_speedup(speedup, low, high)
     cost = _name_cost(result) + _name_memory(result)
     summary = f"{text}: {times} over {_name_default(job.baseline)}; {cost}"
-    if round_.is_out_of_time:
+    if _was_cut_short(round_):
         summary += f"; the search ended when {TIME_WAS_UP}"
     return replace(result, summary=summary)
 
@@ -167,11 +172,15 @@ def _why_not_shown(round_: Round) -> str:
     return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
 
 
+def _was_cut_short(round_: Round) -> bool:
+    return round_.has_searched_long or round_.is_out_of_time
+
+
 def _limiting(round_: Round, kept: Keep) -> str:
     """Why the default is kept, with the limit that left no room for more."""
     if kept.reason != NOTHING_FASTER:
         return kept.reason
-    if round_.is_out_of_time:
+    if _was_cut_short(round_):
         has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
         return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
     return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER

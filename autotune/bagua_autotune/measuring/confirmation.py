@@ -68,18 +68,19 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = baseline if len(measured) % 2 else winner
     pairs, half_done = divmod(len(measured), 2)
-    if half_done or not pairs:
+    if round_.is_out_of_time and pairs < FEWEST_PAIRS:
+        return Confirmation(None, _clear_gain(trials, winner, baseline, scale) if pairs else None)
+    if not round_.is_out_of_time and (half_done or not pairs):
         return Confirmation(upcoming)
     if pairs < FEWEST_PAIRS:
-        both = _searched(trials, (winner, baseline)) + measured
-        clear = _gain(trials, both, baseline, scale)
-        if clear and clear.low > 0 and _is_clear(trials, both, baseline, scale):
-            return Confirmation(None, clear)
-        return Confirmation(upcoming)
-    if MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
+        clear = _clear_gain(trials, winner, baseline, scale)
+        return Confirmation(None, clear) if clear else Confirmation(upcoming)
+    if not round_.is_out_of_time and MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
         return Confirmation(upcoming)
     # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
+    if round_.is_out_of_time:
+        return Confirmation(None, gain)
     if gain is None:  # most were in bad moments
         return Confirmation(upcoming if pairs < MOST_PAIRS else None)
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
@@ -90,6 +91,16 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     if pairs >= MOST_PAIRS:
         goes_on = pairs == MOST_PAIRS and gain.center > PROMISE * scale
     return Confirmation(upcoming) if is_undecided and goes_on else Confirmation(None, gain)
+
+
+def _clear_gain(
+    trials: Sequence[Trial], winner: Configuration, baseline: Configuration, scale: float
+) -> Interval | None:
+    """The gain by all trials of both sides, those of the search too, if it is far above luck."""
+    both = _searched(trials, (winner, baseline)) + confirming_trials(winner, trials)
+    gain = _gain(trials, both, baseline, scale)
+    is_clear = gain and gain.low > 0 and _is_clear(trials, both, baseline, scale)
+    return gain if is_clear else None
 
 
 def least_shown(visits: Visits, scale: float = 1.0) -> float:

@@ -14,13 +14,14 @@ from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate, Interval
-from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 
-# From the second time on a job trains for so many steps before it is tuned again, twice as many
-# after each round: a machine that changes all the time is not worth following.
-FIRST_PAUSE_STEPS = 100
+# Where no bound is set, a round takes at most so long, or as long as so many trials: where a step
+# takes half a minute, ten minutes are worth nothing.
+USUAL_SECONDS, USUAL_TRIALS = 600.0, 20
+# The time of so many trials is left for the confirmation, but at most this share of all.
+CONFIRMING_TRIALS, MOST_CONFIRMING = 8, 0.5
 # From one trial to the next it is usually so many; of few trials nobody can tell.
 TRIAL_STEPS = 16
 FEWEST_TRIALS = 4
@@ -138,10 +139,35 @@ class Round:
         return _seconds(self.job, self.trials)
 
     @property
-    def is_out_of_time(self) -> bool:
+    def most_seconds(self) -> float:
+        """The time that it may take, its confirmation too; what runs then is still measured."""
+        given = self.job.limits.max_seconds
+        if given is not None:
+            return given
+        if not self.objective.closes_itself:  # by its own protocol
+            return math.inf
+        return max(USUAL_SECONDS, USUAL_TRIALS * self._trial_seconds)
+
+    @property
+    def search_seconds(self) -> float:
+        """The part of it that the search may take."""
+        most = self.most_seconds
+        return most - min(CONFIRMING_TRIALS * self._trial_seconds, MOST_CONFIRMING * most)
+
+    @property
+    def has_searched_long(self) -> bool:
         """Whether its search took all the time that it may."""
-        most = self.job.limits.max_seconds
-        return most is not None and _seconds(self.job, self.searched) >= most
+        return _seconds(self.job, self.searched) >= self.search_seconds
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it took all the time that it may, with its confirmation."""
+        return self.seconds >= self.most_seconds
+
+    @property
+    def _trial_seconds(self) -> float:
+        """The time from one trial of its search to the next."""
+        return _seconds(self.job, self.searched) / max(1, len(self.searched))
 
 
 def _number_shown(job: Job) -> int:
@@ -194,20 +220,23 @@ def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estima
     )
 
 
-def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
+def as_of_now(round_: Round, observed: Collection[Steps], is_spent: bool = False) -> Limits:
     """The job's limits, its remaining steps less those that it made since it was registered. A
     training that outlives what was expected of it is expected to run as long again. When the time
     is up there are as many samples as were taken.
 
     Args:
         observed: the steps of all the job's trials.
+        is_spent: the round has cost all that it may.
     """
     limits, changes = round_.job.limits, {}
     if observed:
         made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
         changes["remaining_steps"] = limits.remaining_steps - made % limits.remaining_steps
-    if round_.is_out_of_time:
-        changes["max_samples"] = sum(trial.was_tried for trial in round_.searched)
+    if round_.has_searched_long or is_spent:
+        tried = sum(trial.was_tried for trial in round_.searched)
+        # A round after the first begins with what was kept, and compares the default with it.
+        changes["max_samples"] = tried if round_.number == 0 else max(tried, 2)
     return limits.model_copy(update=changes)
 
 
@@ -223,20 +252,3 @@ def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float
     if len(first_steps) < FEWEST_TRIALS:
         return TRIAL_STEPS
     return max(1.0, (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2))
-
-
-def refusal(job: Job, steps_since: int | None) -> str | None:
-    """Why no new round is opened; None if one is.
-
-    Args:
-        job: finished.
-        steps_since: steps that it trained since its last trial, where that is known.
-    """
-    if job.round + 1 >= job.limits.max_rounds:
-        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
-    if job.round == 0 or steps_since is None:
-        return None
-    pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
-    if steps_since < pause:
-        return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
-    return None

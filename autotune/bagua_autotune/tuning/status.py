@@ -118,11 +118,8 @@ def _progress(job: Job, trials: Sequence[Trial], ceiling: Ceiling | None) -> Pro
         seconds_left = 0.0
     elif measured:
         searching, confirming = _trials_left(current)
-        searching_seconds = elapsed_seconds / measured * searching
-        if job.limits.max_seconds is not None:
-            left = max(0.0, job.limits.max_seconds - elapsed_seconds)
-            searching_seconds = min(searching_seconds, left)
-        seconds_left = searching_seconds + elapsed_seconds / measured * confirming
+        left = elapsed_seconds / measured * (searching + confirming)
+        seconds_left = min(left, max(0.0, current.most_seconds - elapsed_seconds))
     faster = speedup(shown)
     confirming_trials = len(current.trials) - len(current.searched)
     return Progress(

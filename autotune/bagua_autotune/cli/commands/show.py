@@ -51,7 +51,7 @@ def _show(overview: JobOverview) -> None:
     for line in fact_lines(found):
         say(line)
     if overview.limits.max_seconds is not None:
-        say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a search")
+        say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a tuning")
     if found.result:
         _say_result(found.result, is_of_runs=found.protocol in RUNS)
     chosen = found.configuration
