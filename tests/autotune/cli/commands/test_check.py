@@ -12,7 +12,7 @@ from bagua_autotune.model.job import JobSpec
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance
 from bagua_autotune.views.likely import prospect
-from benchmarks.support.simulated_job import truth
+from benchmarks.support.simulated_job import KNOBS, truth
 from tests.autotune.tuning.jobs import simulator
 
 LAUNCHER = "-m bagua_client --autotune"
@@ -66,13 +66,13 @@ def test_a_search_whose_gain_could_not_be_shown_is_not_advised() -> None:
     )
     assert found.verdict == "not_shown"
     assert _lines(found, ["torchrun", "train.py"])[-1] == (
-        "Not worth a search: at most 1.69x is possible, 1.01x to 1.03x is likely, and steps vary by 12 %, "
-        "so that less than 1.07x could not be shown."
+        "Not worth a search: at most 1.69x is possible, 1.01x to 1.03x is likely, and steps vary "
+        "by 12 %, so that less than 1.07x could not be shown."
     )
     much = replace(found, likely_speedup=(1.02, 1.3))
     assert _lines(much, ["torchrun", "train.py"])[-1] == (
-        f"Worth tuning, at most 1.69x could be gained, 1.02x to 1.30x is likely: torchrun {LAUNCHER} "
-        "train.py"
+        f"Worth tuning, at most 1.69x could be gained, 1.02x to 1.30x is likely: torchrun "
+        f"{LAUNCHER} train.py"
     )
     unknown = replace(found, likely_speedup=None, shown_speedup=1.8)
     assert "at most 1.69x is possible, and steps vary" in _lines(unknown, ["./train.sh"])[-1]
@@ -81,15 +81,14 @@ def test_a_search_whose_gain_could_not_be_shown_is_not_advised() -> None:
 
 def test_what_is_likely_comes_from_the_cost_model_and_what_is_shown_from_the_noise() -> None:
     """A simulated job, steady and noisy."""
-    usual = simulator(latency_seconds=5e-3)
-    knobs = {"bucket_bytes": usual.space["bucket_bytes"]}
-    default, *others = truth(usual, knobs=tuple(knobs)).items()
+    usual = simulator()
+    default, *others = truth(usual).items()
     spec = JobSpec(
         name="check",
         world_size=8,
         ranks_per_node=(2,) * 4,
         tensors=tuple(usual.tensors),
-        knobs=knobs,
+        knobs={knob: usual.space[knob] for knob in KNOBS},
         default_configuration=dict(default[0]),
         fingerprint="f",
     )
