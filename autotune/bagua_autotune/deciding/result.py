@@ -73,8 +73,8 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
     ran = [trial for trial in round_.trials if trial.index in observed]
     kept_seconds = math.inf
     if round_.number > 0 and round_.trials:  # such a round begins with what was kept
-        own = standing(round_.trials, round_.trials[0].configuration)
-        kept_seconds = _seconds(own, objective) or math.inf
+        kept = standing(round_.trials, round_.trials[0].configuration)
+        kept_seconds = _seconds(kept, objective) or math.inf
     are_single = objective.seconds(0.0) is not None
     steps = 0
     seconds = 0.0

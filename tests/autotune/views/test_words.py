@@ -46,13 +46,13 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
             job(),
             TRIED,
             "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 60, "
-            "at most 23 min left",
+            "at most 9.3 min left",
         ),
         (
             job(),
             [trial(0, DEFAULT, 0.3), trial(1, SLOWER)],
             "Tuning: nothing faster than the default so far, trial 2 of at most 60, "
-            "at most 47 min left",
+            "at most 9.3 min left",
         ),
         (
             job("confirming"),
