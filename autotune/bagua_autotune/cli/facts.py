@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bagua_autotune.cli.output import ceiling_words, times
+from bagua_autotune.cli.output import speedup_words
 from bagua_autotune.model.job import RUNS
 from bagua_autotune.model.text import describe, describe_memory, describe_seconds
 from bagua_autotune.views import JobSummary
@@ -16,8 +16,7 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
     figures, progress = job.figures, job.progress
     yield f"in short: {job.headline}"
     yield f"runs: {describe(job.configuration)}"
-    speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-    yield f"speed-up: {speedup}{ceiling_words(figures)}"
+    yield f"speed-up: {speedup_words(figures)}"
     if job.protocol in ("v2", "runs"):  # Bagua's own workers tell no seconds, nor do scores
         default, best, now = (
             _seconds(seconds)

@@ -107,10 +107,9 @@ def times(speedup: float | None, low: float | None = None, high: float | None = 
     return "-" if speedup is None else describe_speedup(speedup, low, high)
 
 
-def ceiling_words(figures: Figures) -> str:
-    """`` of at most 1.07x``: behind the speed-up, if that is known; or that it is noise."""
-    if figures.ceiling is None:
-        return ""
+def speedup_words(figures: Figures) -> str:
+    """``1.31x (1.24 to 1.38) of at most 1.42x``; that it is noise; ``-`` where nothing is known."""
     if figures.is_noise:
-        return f", which is noise: at most {figures.ceiling:.2f}x is possible"
-    return f" of at most {figures.ceiling:.2f}x"
+        return f"noise: at most {figures.ceiling:.2f}x is possible"
+    most = "" if figures.ceiling is None else f" of at most {figures.ceiling:.2f}x"
+    return times(figures.speedup, figures.speedup_low, figures.speedup_high) + most

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bagua_autotune.cli.output import ceiling_words, times
+from bagua_autotune.cli.output import speedup_words
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED, CONTACT_SECONDS, RUNS
@@ -126,8 +126,7 @@ def _best(overview: JobOverview) -> str:
     pace = _pace(figures.incumbent_seconds)
     if best.configuration == overview.default_configuration:
         return f"the default{pace}"
-    gain = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-    return f"trial {best.index}: {best.words}{pace}, {gain}{ceiling_words(figures)}"
+    return f"trial {best.index}: {best.words}{pace}, {speedup_words(figures)}"
 
 
 def _pace(seconds: float | None) -> str:

@@ -6,16 +6,20 @@ nothing had happened.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.infeasible import needs_as_much, too_large
 from bagua_autotune.deciding.second_visit import denied_once
-from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
+from bagua_autotune.deciding.stopping import SMALLEST_GAIN, Ending, why_search_ends
 from bagua_autotune.earlier.restart import carried_over, offered_again
-from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
+from bagua_autotune.measuring.confirmation import (
+    being_confirmed,
+    confirm,
+    confirmed_gain,
+    least_shown,
+)
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.measuring.visits import Visits, undisturbed
 from bagua_autotune.model.job import Job, Purpose, Trial
@@ -24,6 +28,7 @@ from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     DISAGREED,
     DIVERGED_CODE,
+    NOT_SHOWN,
     NOTHING_FASTER,
     NOTHING_TO_TRY,
     TOO_FEW_STEPS,
@@ -62,7 +67,6 @@ def decide(
     problem: Callable[[], Problem],
     make_searcher: Callable[[Problem], Searcher],
     trial_steps: float = TRIAL_STEPS,
-    most_gain: float = math.inf,
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
@@ -71,7 +75,6 @@ def decide(
         problem: all that may be tried, the default first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
-        most_gain: over the default, in cost; see ceiling.
     """
     job, trials = round_.job, round_.trials
     is_new = round_.number == 0 and not trials
@@ -91,8 +94,8 @@ def decide(
     winner = being_confirmed(round_)
     if winner is None:
         allowed = _allowed(job, known, problem())
-        found = _search(job, known, allowed, make_searcher, scale, trial_steps, most_gain)
-        if isinstance(found, Propose):
+        found = _search(round_, known, allowed, make_searcher, scale, trial_steps)
+        if not isinstance(found, Configuration):
             return found
         winner = found
     if winner == job.baseline:
@@ -135,28 +138,33 @@ def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
 
 
 def _search(
-    job: Job,
+    round_: Round,
     trials: Sequence[Trial],
     problem: Problem,
     make_searcher: Callable[[Problem], Searcher],
     scale: float,
     trial_steps: float,
-    most_gain: float,
-) -> Propose | Configuration:
+) -> Propose | Keep | Configuration:
     """The next search trial, or the winner of the search."""
+    job, visits = round_.job, Visits.of(trials, scale)
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = _tell(job, trials, make_searcher(problem), scale)
     for trial in trials:
         if trial.is_open:
             expected = searcher.expected_cost(trial.configuration)
-            error = Visits.of(trials, scale).step_spread / scale
+            error = visits.step_spread / scale
             searcher.tell(trial.configuration, expected, error)
     is_confirming = len(searches) < len(trials)
-    ends = is_confirming or search_has_ended(
-        searches, problem, searcher, job.limits, trial_steps, most_gain
-    )
-    if not ends:
+    ending: Ending | None = Ending.ENOUGH
+    if not is_confirming:
+        shown = least_shown(visits, scale) / scale
+        ending = why_search_ends(
+            searches, problem, searcher, job.limits, trial_steps, round_.most_gain, shown
+        )
+    if ending is None:
         return Propose("search", searcher.ask())
+    if ending is Ending.NOT_SHOWN:
+        return Keep(job.baseline, reason=NOT_SHOWN)
     winner = searcher.best()
     begun = sum(trial.was_tried for trial in searches)
     if not is_confirming and begun < job.limits.max_samples:

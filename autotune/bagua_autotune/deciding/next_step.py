@@ -6,7 +6,6 @@ Takes long (a Gaussian process is fitted) and changes nothing.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,11 @@ from typing import NamedTuple
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import bill, make_result
+from bagua_autotune.deciding.tuned_again import allowed_steps, spent_steps
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import correction
-from bagua_autotune.measuring.ceiling import read_ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps
+from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
 from bagua_autotune.measuring.standing import lowest, standing
 from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
@@ -208,6 +207,7 @@ class NextStep:
             round_: the latest, the closing trial as it will be.
         """
         observed = self._store.observed_steps(round_.job.id)
+        round_ = with_ceiling(self._store, round_)
         decision = self._decide(round_, observed)
         at = self._clock()
         step = Step(at)
@@ -236,6 +236,7 @@ class NextStep:
             round_ = replace(round_, trials=[*round_.trials[:-1], as_if])
         elif running.configuration in (job.baseline, round_.stored_best):
             return None
+        round_ = with_ceiling(self._store, round_)
         decision = self._decide(round_, self._store.observed_steps(job.id))
         if not isinstance(decision, Propose) or decision.purpose != running.purpose:
             return None
@@ -247,15 +248,22 @@ class NextStep:
         return Trial(round_.next_index, decision.purpose, following, round=round_.number)
 
     def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
-        now = replace(round_.job, limits=as_of_now(round_, observed.values()))
+        limits = as_of_now(round_, observed.values(), self._is_spent(round_, observed))
+        now = replace(round_.job, limits=limits)
         per_trial = trial_steps(round_.trials, observed)
-        ceiling = read_ceiling(self._store, round_)
-        most_gain = ceiling.gain if ceiling else math.inf
-        return self._decide_by(self._searcher, replace(round_, job=now), per_trial, most_gain)
+        return self._decide_by(self._searcher, replace(round_, job=now), per_trial)
 
-    def _decide_by(
-        self, method: str, round_: Round, per_trial: float, most_gain: float
-    ) -> Propose | Keep:
+    def _is_spent(self, round_: Round, observed: Mapping[int, Steps]) -> bool:
+        """Whether tuning again has cost all that it may."""
+        job = round_.job
+        if round_.number == 0:
+            return False
+        trials = [t for t in self._store.trials(job.id) if t.round < round_.number]
+        switched = self._store.switch_seconds(job.id)
+        spent = spent_steps(job, [*trials, *round_.trials], observed, switched)
+        return spent >= allowed_steps(observed)
+
+    def _decide_by(self, method: str, round_: Round, per_trial: float) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
         try:
             return decide(
@@ -263,7 +271,6 @@ class NextStep:
                 lambda: self._knowledge.problem(round_),
                 partial(make_searcher, method),
                 per_trial,
-                most_gain,
             )
         except Exception as error:
             if method == FALLBACK_SEARCHER:
@@ -279,4 +286,4 @@ class NextStep:
                 FALLBACK_SEARCHER,
                 exc_info=None if told else error,
             )
-            return self._decide_by(FALLBACK_SEARCHER, round_, per_trial, most_gain)
+            return self._decide_by(FALLBACK_SEARCHER, round_, per_trial)

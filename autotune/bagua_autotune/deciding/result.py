@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.measuring.standing import bounds, closest, memory_of
+from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration, repeats_change
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     GIVING_UP,
     LASTING_HARM,
+    NOT_SHOWN,
     NOTHING_FASTER,
     ONE_SAMPLE,
     ONLY_DEFAULT,
@@ -23,7 +25,7 @@ from bagua_autotune.model.reasons import (
     TIME_WAS_UP,
     WINNER_CODE,
 )
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.model.text import (
     describe,
     describe_bytes,
@@ -55,8 +57,9 @@ class Bill:
 
 
 def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[int, float]) -> Bill:
-    """Add up a round: what its steps took longer than the default did beside them. Of costs that
-    stand for no seconds nothing can be added up.
+    """Add up a round: what its steps took longer than the default did beside them, and in a later
+    round than what was kept before if that is faster: it would have run. Of costs that stand for no
+    seconds nothing can be added up.
 
     Args:
         round_: an open trial's steps count, and cost once it is closed.
@@ -68,6 +71,10 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
     if round_.job.protocol in RUNS:
         return _bill_of_runs(round_, default_seconds)
     ran = [trial for trial in round_.trials if trial.index in observed]
+    kept_seconds = math.inf
+    if round_.number > 0 and round_.trials:  # such a round begins with what was kept
+        kept = standing(round_.trials, round_.trials[0].configuration)
+        kept_seconds = _seconds(kept, objective) or math.inf
     are_single = objective.seconds(0.0) is not None
     steps = 0
     seconds = 0.0
@@ -81,7 +88,7 @@ def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[i
         own_seconds = _seconds(trial.estimate, objective)
         beside_seconds = _seconds(defaults.at(trial.index), objective)
         if own_seconds is not None and beside_seconds is not None:
-            seconds += count * max(0.0, own_seconds - beside_seconds)
+            seconds += count * max(0.0, own_seconds - min(beside_seconds, kept_seconds))
     seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in round_.trials)
     return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
 
@@ -110,10 +117,12 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     if kept.gain and baseline:
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
         speedup, low, high = (round_.objective.speedup(gain, baseline.center) for gain in gains)
+        told = round_.believable(Interval(speedup, low, high))
+        high = told.high if told else high
     is_winner = kept.configuration != job.baseline
     default_memory = memory_of(round_.trials, job.baseline)
     memory = memory_of(round_.trials, kept.configuration)
-    reason = "" if is_winner else _reason(round_, kept)
+    code, reason = (WINNER_CODE, "") if is_winner else _reason(round_, kept)
     result = Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
@@ -128,29 +137,50 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
         cost_seconds=bill.cost_seconds,
         payback_steps=bill.payback_steps(speedup) if is_winner else None,
         reason=reason,
-        reason_code=WINNER_CODE if is_winner else REASON_CODES[reason],
+        reason_code=code,
         default_peak_bytes=default_memory.peak_bytes if default_memory else None,
         peak_bytes=memory.peak_bytes if memory else None,
         device_bytes=memory.device_bytes if memory else None,
     )
     if not is_winner:
-        if REASON_CODES[reason] == REASON_CODES[NOTHING_FASTER]:
+        if code == REASON_CODES[NOTHING_FASTER]:
             reason += _name_closest(round_)
         return replace(result, summary=_name_kept(job.baseline, reason, result))
     text = describe(kept.configuration)
     times = describe_speedup(speedup, low, high)
     cost = _name_cost(result) + _name_memory(result)
     summary = f"{text}: {times} over {_name_default(job.baseline)}; {cost}"
-    if round_.is_out_of_time:
+    if _was_cut_short(round_):
         summary += f"; the search ended when {TIME_WAS_UP}"
     return replace(result, summary=summary)
 
 
-def _reason(round_: Round, kept: Keep) -> str:
+def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
+    """Why the default is kept: for programs, and in words."""
+    reason = _limiting(round_, kept)
+    code = REASON_CODES[reason]
+    return code, _why_not_shown(round_) if reason == NOT_SHOWN else reason
+
+
+def _why_not_shown(round_: Round) -> str:
+    """``at most 1.07x is possible and this job's steps vary by 12 %, so no gain could be shown``"""
+    baseline = round_.defaults.first
+    assert baseline is not None  # without it there is no ceiling
+    scale = round_.objective.scale(baseline.center)
+    spread = Visits.of(round_.trials, scale).step_spread / scale
+    most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
+    return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
+
+
+def _was_cut_short(round_: Round) -> bool:
+    return round_.has_searched_long or round_.is_out_of_time
+
+
+def _limiting(round_: Round, kept: Keep) -> str:
     """Why the default is kept, with the limit that left no room for more."""
     if kept.reason != NOTHING_FASTER:
         return kept.reason
-    if round_.is_out_of_time:
+    if _was_cut_short(round_):
         has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
         return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
     return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER

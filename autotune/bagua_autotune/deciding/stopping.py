@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import Enum, auto
 from statistics import fmean
 
 from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS
@@ -30,15 +31,25 @@ PATIENCE_STEPS_IN_ALL = 75
 MISFIT = 0.06
 
 
-def search_has_ended(
+class Ending(Enum):
+    """Why a search ends: ``ENOUGH`` was tried, or the most that can be gained is ``NOT_SHOWN`` by
+    any confirmation."""
+
+    ENOUGH = auto()
+    NOT_SHOWN = auto()
+
+
+def why_search_ends(
     trials: Sequence[Trial],
     problem: Problem,
     searcher: Searcher,
     limits: Limits,
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
-) -> bool:
-    """Whether the search trials so far are enough. Costs are in parts of the default's.
+    least_shown: float = GAIN_THAT_MATTERS,
+) -> Ending | None:
+    """Why the search trials so far are enough; None: they are not. Costs are in parts of the
+    default's.
 
     Args:
         trials: the search trials, failed ones too: they cost time as well. Of those that were not
@@ -48,37 +59,39 @@ def search_has_ended(
         limits: the most search trials, and the steps over which a gain counts.
         trial_steps: of the training, from one trial to the next.
         most_gain: over the default, by the communication that it does not hide; see ceiling.
+        least_shown: the smallest gain that a confirmation shows; see there.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
     begun = sum(trial.was_tried for trial in trials)
     if max(begun, len(trials) - begun) >= limits.max_samples:
-        return True
+        return Ending.ENOUGH
     if set(problem.candidates) <= {trial.configuration for trial in measured}:
-        return True
-    has_little = most_gain < GAIN_THAT_MATTERS and len(measured) >= searcher.initial_trials
-    if has_little and not _is_clearly_beaten(problem.candidates[0], measured):
-        return True
+        return Ending.ENOUGH
+    shows_nothing = most_gain < least_shown and len(measured) >= searcher.initial_trials
+    if shows_nothing and not _is_clearly_beaten(problem.candidates[0], measured):
+        return Ending.NOT_SHOWN
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:
-        return False
+        return None
     if searcher.ask() == searcher.best():
         # What is best now is measured again at the end anyway, beside the default.
-        return True
+        return Ending.ENOUGH
     worthwhile = max(
         WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
     )
     if searcher.expected_gain() < worthwhile:
-        return True
+        return Ending.ENOUGH
     patience = PATIENCE_TRIALS
     if problem.predictor and problem.predictor.misfit < MISFIT:
         patience = _patience_with_model(measured)
     in_all = max(round(PATIENCE_STEPS_IN_ALL / trial_steps), PATIENCE_WITH_MODEL[0])
     patience = min(patience, in_all)
     if len(measured) < searcher.initial_trials + patience:
-        return False
+        return None
     allowed = set(problem.candidates)
     tried = [trial.configuration for trial in measured if trial.configuration in allowed]
-    return _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
+    is_idle = _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
+    return Ending.ENOUGH if is_idle else None
 
 
 def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bool:

@@ -17,6 +17,7 @@ from bagua_autotune.measuring.standing import best_configuration
 from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
+    NOT_SHOWN,
     NOTHING_FASTER,
     REASON_CODES,
     TIME_WAS_UP,
@@ -191,7 +192,8 @@ def _is_telling(job: Job) -> bool:
     code = result_code(result)
     if code in (WINNER_CODE, REASON_CODES[BEST_BEFORE]):
         return True
-    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER] and TIME_WAS_UP not in result.reason
+    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER]
+    is_nothing_faster &= not any(cut in result.reason for cut in (TIME_WAS_UP, NOT_SHOWN))
     return is_nothing_faster and 1 < result.trials < job.limits.max_samples
 
 

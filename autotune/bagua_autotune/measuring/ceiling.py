@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Categorical
 from bagua_autotune.model.statistics import estimate
-from bagua_autotune.store import Store
 
 # The last ones of the default's first trial: those before are its warm-up.
 LATEST_STEPS = 20
@@ -80,14 +78,6 @@ def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
         exposed_seconds=median(max(0.0, seconds - computing) for seconds, computing in told),
         gain=estimate(gains).high,
     )
-
-
-def read_ceiling(store: Store, round_: Round) -> Ceiling | None:
-    """What the default's steps in this round say; see ``ceiling``."""
-    job, default = round_.job, round_.defaults.trial
-    if default is None:
-        return None
-    return ceiling(job, store.latest_observations(job.id, default.index, LATEST_STEPS))
 
 
 def _may_part(job: Job) -> bool:

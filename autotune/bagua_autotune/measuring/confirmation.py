@@ -17,10 +17,11 @@ from operator import attrgetter
 from statistics import fmean
 
 from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.trial_end import MOST_STEPS
 from bagua_autotune.measuring.visits import Visits, in_bad_moments
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.statistics import Estimate, Interval, difference
+from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Interval, difference
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6
@@ -37,6 +38,11 @@ PROMISE, PROMISED_PAIRS = 0.04, 4
 # By what the gain of one run differs from that of another, as a share of the gain, and at least.
 GAIN_VARIES = 0.3
 GAIN_VARIES_AT_LEAST = 0.01
+
+
+# A gain of so many standard errors is shown in four of five confirmations: 1.96 for an interval
+# without zero, 0.84 so that 80 % of them have none (Cohen, "Statistical power analysis", ch. 2).
+SHOWN_ERRORS = 2.8
 
 
 @dataclass(frozen=True)
@@ -62,18 +68,19 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = baseline if len(measured) % 2 else winner
     pairs, half_done = divmod(len(measured), 2)
-    if half_done or not pairs:
+    if round_.is_out_of_time and pairs < FEWEST_PAIRS:
+        return Confirmation(None, _clear_gain(trials, winner, baseline, scale) if pairs else None)
+    if not round_.is_out_of_time and (half_done or not pairs):
         return Confirmation(upcoming)
     if pairs < FEWEST_PAIRS:
-        both = _searched(trials, (winner, baseline)) + measured
-        clear = _gain(trials, both, baseline, scale)
-        if clear and clear.low > 0 and _is_clear(trials, both, baseline, scale):
-            return Confirmation(None, clear)
-        return Confirmation(upcoming)
-    if MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
+        clear = _clear_gain(trials, winner, baseline, scale)
+        return Confirmation(None, clear) if clear else Confirmation(upcoming)
+    if not round_.is_out_of_time and MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
         return Confirmation(upcoming)
     # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
+    if round_.is_out_of_time:
+        return Confirmation(None, gain)
     if gain is None:  # most were in bad moments
         return Confirmation(upcoming if pairs < MOST_PAIRS else None)
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
@@ -84,6 +91,29 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     if pairs >= MOST_PAIRS:
         goes_on = pairs == MOST_PAIRS and gain.center > PROMISE * scale
     return Confirmation(upcoming) if is_undecided and goes_on else Confirmation(None, gain)
+
+
+def _clear_gain(
+    trials: Sequence[Trial], winner: Configuration, baseline: Configuration, scale: float
+) -> Interval | None:
+    """The gain by all trials of both sides, those of the search too, if it is far above luck."""
+    both = _searched(trials, (winner, baseline)) + confirming_trials(winner, trials)
+    gain = _gain(trials, both, baseline, scale)
+    is_clear = gain and gain.low > 0 and _is_clear(trials, both, baseline, scale)
+    return gain if is_clear else None
+
+
+def least_shown(visits: Visits, scale: float = 1.0) -> float:
+    """The smallest gain that a confirmation of full length mostly shows, and that matters.
+
+    Args:
+        visits: what visits and steps of the job differ by.
+        scale: the difference of costs that is a gain of 100 %.
+    """
+    steps = MOST_STEPS["confirm"]
+    inside = MEDIAN_INEFFICIENCY * visits.step_spread / math.sqrt(steps)
+    error = visits.error(Estimate(0.0, inside, steps)) * math.sqrt(2 / MOST_PAIRS)
+    return max(GAIN_THAT_MATTERS * scale, SHOWN_ERRORS * error)
 
 
 def most_trials(confirming: int) -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import did_lasting_harm
-from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import describe_count
+from bagua_autotune.model.statistics import Estimate, Interval
+from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 
-# From the second time on a job trains for so many steps before it is tuned again, twice as many
-# after each round: a machine that changes all the time is not worth following.
-FIRST_PAUSE_STEPS = 100
+# Where no bound is set, a round takes at most so long, or as long as so many trials: where a step
+# takes half a minute, ten minutes are worth nothing.
+USUAL_SECONDS, USUAL_TRIALS = 600.0, 20
+# The time of so many trials is left for the confirmation, but at most this share of all.
+CONFIRMING_TRIALS, MOST_CONFIRMING = 8, 0.5
 # From one trial to the next it is usually so many; of few trials nobody can tell.
 TRIAL_STEPS = 16
 FEWEST_TRIALS = 4
@@ -32,6 +36,7 @@ class Round:
         number: 0 is the first.
         before: how many trials the rounds before made.
         harmful: what was kept in a round before, and harmed the training in the long run.
+        ceiling: what its default's steps say can be gained; None: that is not known.
     """
 
     job: Job
@@ -39,6 +44,7 @@ class Round:
     number: int = 0
     before: int = 0
     harmful: Sequence[Trial] = ()
+    ceiling: Ceiling | None = None
 
     @classmethod
     def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
@@ -60,8 +66,7 @@ class Round:
         Args:
             trials: of all rounds.
         """
-        was_cut_short = is_settled(job) and job.phase in CUT_SHORT
-        return cls.of(job, trials, job.round - 1 if was_cut_short else job.round)
+        return cls.of(job, trials, _number_shown(job))
 
     @property
     def objective(self) -> Objective:
@@ -72,6 +77,32 @@ class Round:
     def defaults(self) -> Defaults:
         """The default's measurements."""
         return Defaults(self.job.baseline, self.trials)
+
+    @property
+    def most_speedup(self) -> float | None:
+        """How many times as fast as the default anything can be at most; None where that is not
+        known, and where the result, which was measured in turns, is above it: then computing
+        itself takes less time."""
+        is_its_own = is_settled(self.job) and self.number == _number_shown(self.job)
+        result = self.job.result if is_its_own else None
+        if self.ceiling is None or (result and result.speedup > self.ceiling.speedup):
+            return None
+        return self.ceiling.speedup
+
+    @property
+    def most_gain(self) -> float:
+        """The same of the default's steps alone, in cost; infinite where it is not known."""
+        return self.ceiling.gain if self.ceiling else math.inf
+
+    def believable(self, faster: Interval) -> Interval | None:
+        """A measured speed-up as it may be told; None where it is more than is possible: noise.
+
+        Whoever tells of one that is not confirmed has it from here.
+        """
+        most = math.inf if self.most_speedup is None else self.most_speedup
+        if faster.center > most:
+            return None
+        return Interval(faster.center, faster.low, min(faster.high, most))
 
     @property
     def searched(self) -> list[Trial]:
@@ -108,10 +139,59 @@ class Round:
         return _seconds(self.job, self.trials)
 
     @property
-    def is_out_of_time(self) -> bool:
+    def most_seconds(self) -> float:
+        """The time that it may take, its confirmation too; what runs then is still measured."""
+        given = self.job.limits.max_seconds
+        if given is not None:
+            return given
+        if not self.objective.closes_itself:  # by its own protocol
+            return math.inf
+        return max(USUAL_SECONDS, USUAL_TRIALS * self._trial_seconds)
+
+    @property
+    def search_seconds(self) -> float:
+        """The part of it that the search may take."""
+        most = self.most_seconds
+        return most - min(CONFIRMING_TRIALS * self._trial_seconds, MOST_CONFIRMING * most)
+
+    @property
+    def has_searched_long(self) -> bool:
         """Whether its search took all the time that it may."""
-        most = self.job.limits.max_seconds
-        return most is not None and _seconds(self.job, self.searched) >= most
+        return _seconds(self.job, self.searched) >= self.search_seconds
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it took all the time that it may, with its confirmation."""
+        return self.seconds >= self.most_seconds
+
+    @property
+    def _trial_seconds(self) -> float:
+        """The time from one trial of its search to the next."""
+        return _seconds(self.job, self.searched) / max(1, len(self.searched))
+
+
+def _number_shown(job: Job) -> int:
+    was_cut_short = is_settled(job) and job.phase in CUT_SHORT
+    return job.round - 1 if was_cut_short else job.round
+
+
+def with_ceiling(store: Store, round_: Round) -> Round:
+    """The round with what its default's steps, which are in the store, say can be gained."""
+    job, default = round_.job, round_.defaults.trial
+    if default is None:
+        return round_
+    steps = store.latest_observations(job.id, default.index, LATEST_STEPS)
+    return replace(round_, ceiling=ceiling(job, steps))
+
+
+def read_ceilings(store: Store, job: Job, trials: Sequence[Trial]) -> dict[int, Ceiling | None]:
+    """By its number what each round's default says.
+
+    Args:
+        trials: of all rounds.
+    """
+    rounds = (Round.of(job, trials, number) for number in range(job.round + 1))
+    return {each.number: with_ceiling(store, each).ceiling for each in rounds}
 
 
 def _began_at(job: Job, trials: Sequence[Trial]) -> float:
@@ -140,20 +220,23 @@ def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estima
     )
 
 
-def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
+def as_of_now(round_: Round, observed: Collection[Steps], is_spent: bool = False) -> Limits:
     """The job's limits, its remaining steps less those that it made since it was registered. A
     training that outlives what was expected of it is expected to run as long again. When the time
     is up there are as many samples as were taken.
 
     Args:
         observed: the steps of all the job's trials.
+        is_spent: the round has cost all that it may.
     """
     limits, changes = round_.job.limits, {}
     if observed:
         made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
         changes["remaining_steps"] = limits.remaining_steps - made % limits.remaining_steps
-    if round_.is_out_of_time:
-        changes["max_samples"] = sum(trial.was_tried for trial in round_.searched)
+    if round_.has_searched_long or is_spent:
+        tried = sum(trial.was_tried for trial in round_.searched)
+        # A round after the first begins with what was kept, and compares the default with it.
+        changes["max_samples"] = tried if round_.number == 0 else max(tried, 2)
     return limits.model_copy(update=changes)
 
 
@@ -169,20 +252,3 @@ def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float
     if len(first_steps) < FEWEST_TRIALS:
         return TRIAL_STEPS
     return max(1.0, (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2))
-
-
-def refusal(job: Job, steps_since: int | None) -> str | None:
-    """Why no new round is opened; None if one is.
-
-    Args:
-        job: finished.
-        steps_since: steps that it trained since its last trial, where that is known.
-    """
-    if job.round + 1 >= job.limits.max_rounds:
-        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
-    if job.round == 0 or steps_since is None:
-        return None
-    pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
-    if steps_since < pause:
-        return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
-    return None

@@ -123,11 +123,26 @@ def speedup(round_: Round) -> Interval | None:
     it.
 
     The latter is not confirmed: that of many configurations which seems the best is partly the
-    luckiest.
+    luckiest. None, too, where it is noise.
 
     Args:
         round_: the round that is shown.
     """
+    found = _speedup(round_)
+    return found and round_.believable(found)
+
+
+def is_noise(round_: Round) -> bool:
+    """Whether the best so far seems faster than is possible.
+
+    Args:
+        round_: the round that is shown.
+    """
+    found = _speedup(round_)
+    return found is not None and round_.believable(found) is None
+
+
+def _speedup(round_: Round) -> Interval | None:
     job = round_.job
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
@@ -140,7 +155,7 @@ def speedup(round_: Round) -> Interval | None:
 
 def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
     """Return what the latest confirmation of a round was about, and how many times as fast as the
-    default it was there; None without one that says something.
+    default it was there; None without one that says something, and where that is noise.
     """
     candidate, baseline = being_confirmed(round_), round_.defaults.first
     if candidate is None or baseline is None:
@@ -149,7 +164,9 @@ def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None
     if gain is None:
         return None
     gains = (gain.center, gain.low, gain.high)
-    return candidate, Interval(*(round_.objective.speedup(g, baseline.center) for g in gains))
+    found = Interval(*(round_.objective.speedup(g, baseline.center) for g in gains))
+    faster = round_.believable(found)
+    return (candidate, faster) if faster else None
 
 
 def compare(round_: Round, configuration: Configuration) -> Comparison | None:
@@ -163,12 +180,15 @@ def fastest(
     round_: Round, is_wanted: Callable[[Configuration], bool]
 ) -> tuple[Configuration, Interval] | None:
     """The measured configuration that is wanted with the highest speed-up over the default beside
-    it; None without one. What failed is left out."""
+    it; None without one. What failed is left out, and what is noise."""
     failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
     compared = (
-        (each, found.speedup(round_.objective))
+        (each, faster)
         for each in dict.fromkeys(trial.configuration for trial in round_.trials if trial.estimate)
-        if each not in failed and is_wanted(each) and (found := compare(round_, each))
+        if each not in failed
+        and is_wanted(each)
+        and (found := compare(round_, each))
+        and (faster := round_.believable(found.speedup(round_.objective)))
     )
     return max(compared, key=lambda found: found[1].center, default=None)
 

@@ -80,8 +80,9 @@ class Limits(BaseModel):
     """Bounds on the cost of tuning.
 
     ``remaining_steps`` are those that the training is expected to run on: what a faster step is
-    worth. ``max_rounds`` counts the first tuning and those after lasting changes. After
-    ``max_seconds`` of a round nothing more is searched; what was found is still confirmed.
+    worth. ``max_rounds`` counts the first tuning and those after lasting changes. A
+    round ends after ``max_seconds``, its confirmation too; None: after ten minutes, or the time of
+    20 trials where that is longer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

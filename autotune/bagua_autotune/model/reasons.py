@@ -9,6 +9,7 @@ from bagua_autotune.model.job import EarlierTrial, Result, Trial
 NOTHING_FASTER = "nothing was clearly faster"
 ONLY_DEFAULT = "only the default was measured"
 ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"
+NOT_SHOWN = "no gain could be shown"
 TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
 BEST_BEFORE = "it was the best in an earlier run"
 NOTHING_TO_TRY = "there is nothing else to try"
@@ -35,6 +36,7 @@ GIVING_UP = {
 }
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",
+    NOT_SHOWN: "nothing_faster",
     f"{NOTHING_FASTER} before {TIME_WAS_UP}": "nothing_faster",
     ONE_SAMPLE: "only_default",
     f"{ONLY_DEFAULT} before {TIME_WAS_UP}": "only_default",

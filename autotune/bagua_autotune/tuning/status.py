@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.confirmation import most_trials
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
@@ -32,7 +34,8 @@ class Progress(View):
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
     ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
-    best configuration so far, or what was kept, and ``speedup`` what it is over the default.
+    best configuration so far, or what was kept, and ``speedup`` what it is over the default; null
+    where that is more than is possible.
     """
 
     trials_measured: int
@@ -73,11 +76,14 @@ class JobState(View):
         return progress.search_trials, progress.max_trials
 
 
-def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
+def job_state(
+    job: Job, trials: Sequence[Trial], ceiling: Ceiling | None = None, deciding: bool = False
+) -> JobState:
     """Return where the job stands.
 
     Args:
         trials: of all rounds.
+        ceiling: of the round that is shown.
         deciding: whether the next trial is being chosen.
     """
     last = trials[-1] if trials else None
@@ -96,13 +102,14 @@ def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobS
         deciding=deciding,
         trial=running,
         configuration=configuration,
-        progress=_progress(job, trials),
+        progress=_progress(job, trials, ceiling),
         result=job.result,
     )
 
 
-def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
-    current, shown = Round.of(job, trials), Round.shown(job, trials)
+def _progress(job: Job, trials: Sequence[Trial], ceiling: Ceiling | None) -> Progress:
+    current = Round.of(job, trials)
+    shown = replace(Round.shown(job, trials), ceiling=ceiling)
     measured = sum(trial.state == "measured" for trial in current.trials)
     end = job.finished_at or job.last_contact_at
     elapsed_seconds = job.present_seconds(current.began_at, end)
@@ -111,11 +118,8 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
         seconds_left = 0.0
     elif measured:
         searching, confirming = _trials_left(current)
-        searching_seconds = elapsed_seconds / measured * searching
-        if job.limits.max_seconds is not None:
-            left = max(0.0, job.limits.max_seconds - elapsed_seconds)
-            searching_seconds = min(searching_seconds, left)
-        seconds_left = searching_seconds + elapsed_seconds / measured * confirming
+        left = elapsed_seconds / measured * (searching + confirming)
+        seconds_left = min(left, max(0.0, current.most_seconds - elapsed_seconds))
     faster = speedup(shown)
     confirming_trials = len(current.trials) - len(current.searched)
     return Progress(

@@ -16,12 +16,13 @@ from typing import Any
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.deciding.result import give_up, is_about_winner, winner_tried_again
+from bagua_autotune.deciding.tuned_again import allowed_steps, refusal, spent_steps
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
 from bagua_autotune.earlier.succession import goes_on_with
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.measuring.rounds import Round, refusal
+from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     BEING_TUNED,
@@ -195,10 +196,10 @@ class Tuner:
         deciding, current = self.is_deciding(job_id), trials[index]
         is_last = current is trials[-1]  # else its ranks go on already, and it is closed later
         if deciding or job.is_over or not (is_last and current.is_open):
-            return job_state(job, trials, deciding)
+            return self._state(job, trials, deciding)
         estimated = self._next.estimate(Round.of(job, trials), current, found.costs)
         if estimated is None:
-            return job_state(job, trials)
+            return self._state(job, trials)
         self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
 
@@ -326,11 +327,10 @@ class Tuner:
         if job.phase != "finished":
             self.ask(job.id)  # the round was opened, but its first trial was not proposed
             return
-        observed = self.store.observed_steps(job.id).values()
-        since = None
-        if event.step is not None and observed:
-            since = event.step - max(steps.last for steps in observed)
-        refused = refusal(job, since)
+        trials, observed = self.store.trials(job.id), self.store.observed_steps(job.id)
+        spent = spent_steps(job, trials, observed, self.store.switch_seconds(job.id))
+        allowed = allowed_steps(observed, event.step)
+        refused = refusal(job, trials, spent, allowed, event.seconds)
         if refused is not None:
             logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
         elif self.store.open_round(job.id, self._clock()):
@@ -381,7 +381,11 @@ class Tuner:
 
     def _read_state(self, job_id: str) -> JobState:
         with self.store.database.reading():
-            return job_state(self.store.job(job_id), self.store.trials(job_id))
+            return self._state(self.store.job(job_id), self.store.trials(job_id))
+
+    def _state(self, job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
+        ceiling = with_ceiling(self.store, Round.shown(job, trials)).ceiling
+        return job_state(job, trials, ceiling, deciding)
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so soon."""

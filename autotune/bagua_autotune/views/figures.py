@@ -13,6 +13,7 @@ from bagua_autotune.measuring.standing import (
     best_configuration,
     bounds,
     compare,
+    is_noise,
     memory_of,
     speedup,
     standing,
@@ -66,21 +67,20 @@ class Figures(View):
     Attributes:
         baseline_seconds: of the default; see ``step_pair``.
         incumbent_seconds: of the best configuration so far, or once tuned of what was kept.
-            ``baseline_seconds`` over this is ``speedup``.
+            ``baseline_seconds`` over this is ``speedup``, unless that is noise.
         current_seconds: median of the latest steps that were reported of what runs now.
         speedup: over the default; of the result once tuned, else of the best so far, which is not
-            confirmed yet.
+            confirmed yet. None, too, where it is noise.
         speedup_low, speedup_high: the result's 95 % interval; before, the widest that those of the
             best and of the default allow, which does not count that the best of many is partly
             the luckiest. None without a spread to take it from.
         search_steps, search_seconds: from the round's first trial to the end of its last.
         cost_seconds, cost_steps: that the search lost in it against the default.
-        payback_steps: after how many steps that is earned; before the end, if it ended now; none
-            where the speed-up is noise.
+        payback_steps: after how many steps that is earned; before the end, if it ended now.
         ceiling: the most that ``speedup`` can be, if no communication were exposed and computing
             took as long as in the default's steps; the upper end of its 95 % interval. None, too,
-            if the result is above it for sure: computing takes less time then.
-        is_noise: whether ``speedup`` is above that, and not confirmed.
+            if the result is above it: computing takes less time then.
+        is_noise: what seems the best is faster than that, and not confirmed.
         exposed_seconds: communication that computing does not hide, in the latest steps, which are
             of what runs now.
         default_exposed_seconds: the same of the default.
@@ -137,8 +137,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     default_memory = memory_of(reading.shown.trials, job.baseline)
     memory = memory_of(reading.shown.trials, best_configuration(reading.shown))
     told = memory or default_memory
-    is_known, ceiling = before_seconds is not None, reading.ceiling
-    is_noise = not is_settled(job) and reading.exceeds_ceiling(faster.center if faster else None)
+    is_known, ceiling = before_seconds is not None, reading.shown.ceiling
     return Figures(
         baseline_seconds=before_seconds,
         incumbent_seconds=best_seconds,
@@ -150,9 +149,9 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         search_seconds=search.seconds,
         cost_seconds=cost.cost_seconds if is_known else None,
         cost_steps=cost.cost_steps if is_known else None,
-        payback_steps=_payback_steps(reading, cost, faster) if is_known and not is_noise else None,
-        ceiling=ceiling.speedup if ceiling and not reading.is_above_ceiling else None,
-        is_noise=is_noise,
+        payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
+        ceiling=reading.shown.most_speedup,
+        is_noise=is_noise(reading.shown),
         exposed_seconds=exposed_seconds(latest, profiles),
         default_exposed_seconds=ceiling.exposed_seconds if ceiling else None,
         rank_spread_ratio=spread.ratio if spread else None,

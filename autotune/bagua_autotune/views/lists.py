@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from bagua_autotune.measuring.rounds import Round, read_ceilings, with_ceiling
 from bagua_autotune.model.job import Api, Event, Limits
 from bagua_autotune.model.knobs import Configuration, Knob
 from bagua_autotune.model.layout import Tensor
@@ -107,8 +108,9 @@ def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
     with store.database.reading():
         job, trials, tensors = store.job(job_id), store.trials(job_id), store.tensors(job_id)
         place = store.place_of(job_id)
+        ceiling = with_ceiling(store, Round.shown(job, trials)).ceiling
     return JobDetail(
-        **vars(job_state(job, trials, deciding)),
+        **vars(job_state(job, trials, ceiling, deciding)),
         world_size=job.world_size,
         ranks_per_node=job.ranks_per_node,
         tensors=tuple(tensors),
@@ -134,7 +136,8 @@ def trial_list(
     """List a job's trials by index. Raises WrongPage, as all of these do."""
     (last,) = _key(after, r"([0-9]{1,10})", "a trial's index") or (-1,)
     with store.database.reading():
-        trials = trial_views(store.job(job_id), store.trials(job_id))
+        job, stored = store.job(job_id), store.trials(job_id)
+        trials = trial_views(job, stored, read_ceilings(store, job, stored))
     later = [trial for trial in trials if trial.index > last]
     page, following = _cut(later, limit, lambda trial: str(trial.index))
     return TrialList(trials=page, next=following)

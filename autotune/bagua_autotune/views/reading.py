@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bagua_autotune.measuring.ceiling import Ceiling, read_ceiling
+from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
-from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.measuring.rounds import Round, is_settled, read_ceilings
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
@@ -29,7 +29,7 @@ class Reading:
         drifts: lasting changes of the step times that the ranks told of.
         drifted_seconds: what a step took when the ranks last told of a lasting change, since
             the job is tuned.
-        ceiling: of the round that is shown.
+        ceilings: by the number of the round; none where it is not known.
     """
 
     job: Job
@@ -39,7 +39,7 @@ class Reading:
     latest: Sequence[Observation]
     drifts: int = 0
     drifted_seconds: float | None = None
-    ceiling: Ceiling | None = None
+    ceilings: Mapping[int, Ceiling | None] = field(default_factory=dict)
 
     @property
     def objective(self) -> Objective:
@@ -48,20 +48,14 @@ class Reading:
     @cached_property
     def shown(self) -> Round:
         """The round that figures and explanations speak of."""
-        return Round.shown(self.job, self.trials)
+        return self._under_ceiling(Round.shown(self.job, self.trials))
 
-    def exceeds_ceiling(self, speedup: float | None) -> bool:
-        """Whether a speed-up is more than hiding all communication would give. It is noise, unless
-        the result, which was measured in turns, shows that computing became faster as well."""
-        if self.ceiling is None or speedup is None:
-            return False
-        return speedup > self.ceiling.speedup and not self.is_above_ceiling
+    def round(self, number: int) -> Round:
+        """The round of this number."""
+        return self._under_ceiling(Round.of(self.job, self.trials, number))
 
-    @property
-    def is_above_ceiling(self) -> bool:
-        """Whether the result is so for sure: computing took less time, too."""
-        result = self.job.result if is_settled(self.job) else None
-        return bool(self.ceiling and result and result.low > self.ceiling.speedup)
+    def _under_ceiling(self, round_: Round) -> Round:
+        return replace(round_, ceiling=self.ceilings.get(round_.number))
 
 
 def read(store: Store, job_id: str) -> Reading:
@@ -82,7 +76,7 @@ def read(store: Store, job_id: str) -> Reading:
             ),
             drifts=drifts,
             drifted_seconds=_drifted_seconds(store, job) if drifts else None,
-            ceiling=read_ceiling(store, Round.shown(job, trials)),
+            ceilings=read_ceilings(store, job, trials),
         )
 
 

@@ -35,6 +35,9 @@ ZERO_LINES = {
 DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
 
 
+LEAVE_AS_IT_IS = "leave your code as it is"
+
+
 class StockSetting(View):
     """For torch alone the fastest setting that was measured, or else the default.
 
@@ -81,7 +84,7 @@ def stock_setting(reading: Reading) -> StockSetting:
         faster = Interval(job.result.speedup, job.result.low, job.result.high)
     else:
         found = fastest(reading.shown, lambda tried: not lacks(tried))
-        if found and found[1].low > 1 and not reading.exceeds_ceiling(found[1].center):
+        if found and found[1].low > 1:
             chosen, faster = found
     if chosen == job.baseline:
         faster = None
@@ -110,7 +113,10 @@ def _zero_sizes(chosen: Configuration, job: Job) -> dict[str, int]:
 
 
 def stock_ddp_line(setting: StockSetting) -> str:
-    """One line of Python; a comment says how much faster it is, and what it lacks."""
+    """One line of Python; a comment says how much faster it is, and what it lacks. Where nothing is
+    faster, a sentence that says so."""
+    if setting.speedup is None:
+        return f"{LEAVE_AS_IT_IS}: {'; '.join(_remarks(setting))}"
     calls = "; ".join(_sharded_lines(setting)) if setting.is_sharded else _call(setting)
     if setting.zero is not None:
         calls = _zero_line(setting.zero)
@@ -120,6 +126,8 @@ def stock_ddp_line(setting: StockSetting) -> str:
 def stock_ddp_snippet(setting: StockSetting) -> str:
     """The same in several lines, ready to paste."""
     remarks = [f"# {remark[0].upper()}{remark[1:]}." for remark in _remarks(setting)]
+    if setting.speedup is None:
+        return "\n".join([f"# {LEAVE_AS_IT_IS[0].upper()}{LEAVE_AS_IT_IS[1:]}.", *remarks])
     if setting.is_sharded:
         imports = "from torch.distributed.fsdp import FSDPModule"
         return "\n".join([imports, "", *remarks, *_sharded_lines(setting)])
@@ -159,7 +167,7 @@ def _call(setting: StockSetting) -> str:
 def _zero_line(sizes: Mapping[str, int]) -> str:
     """What changes the dictionary of DeepSpeed's file, before ``deepspeed.initialize``."""
     lines = ", ".join(f"{line}={size}" for line, size in sizes.items())
-    return f'config["zero_optimization"].update({lines})' if lines else "pass"
+    return f'config["zero_optimization"].update({lines})'
 
 
 def _sharded_lines(setting: StockSetting) -> list[str]:
@@ -180,7 +188,7 @@ def _sharded_lines(setting: StockSetting) -> list[str]:
     buffers = configuration.get("scatter_buffers", 1)
     if buffers != 1:
         lines.append(f"model.set_reduce_scatter_max_input_buffers({buffers})")
-    return lines if len(lines) > 1 else ["pass"]
+    return lines
 
 
 def _unsharded(configuration: Mapping[str, Value], default: Mapping[str, Value]) -> str:

@@ -53,7 +53,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
     profiles = []
     if not any(observation.compute for observation in reading.latest):
         profiles = store.latest_profiles(job.id, LATEST_PROFILES)
-    state = job_state(job, reading.trials)
+    state = job_state(job, reading.trials, reading.shown.ceiling)
     figures = make_figures(reading, profiles)
     return JobSummary(
         **vars(state),

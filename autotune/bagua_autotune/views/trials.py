@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
@@ -18,7 +20,8 @@ class Trial(View):
     """``seconds`` per step with its 95 % interval; null where there is none (yet).
 
     ``speedup``: of this trial alone, over the default measured beside it, which is on the line
-    between the default's trials before and after it, or else its nearest one; 1 of the default.
+    between the default's trials before and after it, or else its nearest one; 1 of the default;
+    null where it is more than is possible, see Figures.ceiling.
     ``failure``: why it failed or is infeasible. ``peak_bytes``: the memory that it took on the
     fullest rank, or would take if it is infeasible, of ``device_bytes``; null where the ranks do
     not tell.
@@ -45,8 +48,8 @@ class Trial(View):
 class ShownTrial(Trial):
     """``is_best``: the first trial of what was kept, or else of the best configuration so far.
 
-    ``words``: its configuration. ``is_noise``: its speed-up is more than hiding all communication
-    would give; see Figures.ceiling.
+    ``words``: its configuration. ``is_noise``: its speed-up is not told, as it is more than hiding
+    all communication would give.
     """
 
     words: str
@@ -54,27 +57,33 @@ class ShownTrial(Trial):
     is_noise: bool = False
 
 
-def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
+def trial_views(
+    job: Job, trials: Sequence[records.Trial], ceilings: Mapping[int, Ceiling | None]
+) -> list[Trial]:
     """Return the trials as views, in the same order.
 
     Args:
         trials: of all rounds.
+        ceilings: of the rounds, by their numbers.
     """
-    rounds = [Round.of(job, trials, number) for number in range(job.round + 1)]
+    rounds = [
+        replace(Round.of(job, trials, number), ceiling=ceilings.get(number))
+        for number in range(job.round + 1)
+    ]
     return [_view(rounds[trial.round], trial) for trial in trials]
 
 
 def shown_trials(reading: Reading) -> list[ShownTrial]:
     """The same, and which of them is the best, and which too good to be true."""
-    best, number = best_trial(reading.shown), reading.shown.number
+    best = best_trial(reading.shown)
     return [
         ShownTrial(
             **vars(view),
             words=describe(view.configuration),
             is_best=best is not None and view.index == best.index,
-            is_noise=view.round == number and reading.exceeds_ceiling(view.speedup),
+            is_noise=bool(view.speedup is None and view.steps and reading.ceilings.get(view.round)),
         )
-        for view in trial_views(reading.job, reading.trials)
+        for view in trial_views(reading.job, reading.trials, reading.ceilings)
     ]
 
 
@@ -82,6 +91,7 @@ def _view(round_: Round, trial: records.Trial) -> Trial:
     objective, found = round_.objective, trial.estimate
     is_bounded = found is not None and found.count > 1
     compared = round_.defaults.compare([trial])
+    faster = round_.believable(compared.speedup(objective)) if compared else None
     return Trial(
         index=trial.index,
         round=trial.round,
@@ -93,7 +103,7 @@ def _view(round_: Round, trial: records.Trial) -> Trial:
         seconds=objective.seconds(found.center) if found else None,
         low=objective.seconds(found.low) if found and is_bounded else None,
         high=objective.seconds(found.high) if found and is_bounded else None,
-        speedup=compared.speedup(objective).center if compared else None,
+        speedup=faster.center if faster else None,
         started_at=trial.started_at,
         ended_at=trial.ended_at,
         failure=trial.failure,

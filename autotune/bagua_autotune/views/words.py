@@ -66,13 +66,13 @@ def _end(job: Job) -> str:
 
 
 def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
+    if figures.is_noise and figures.ceiling is not None:
+        return [f"what seems faster so far is noise: at most {figures.ceiling:.2f}x is possible"]
     if figures.speedup is None:
         return []
     if progress.incumbent == job.baseline:
         return ["nothing faster than the default so far"]
     times = describe_speedup(figures.speedup, figures.speedup_low, figures.speedup_high)
-    if figures.is_noise and figures.ceiling is not None:
-        return [f"{times} so far, which is noise: at most {figures.ceiling:.2f}x is possible"]
     return [f"{times}{_of_at_most(figures)} so far, not confirmed"]
 
 
@@ -232,12 +232,13 @@ def _hidden(
 
 def _most(reading: Reading, figures: Figures) -> str:
     """Say what the default's communication leaves to be gained at most."""
-    if reading.ceiling is None:
+    ceiling = reading.shown.ceiling
+    if ceiling is None:
         return ""
-    if reading.is_above_ceiling:
+    if reading.shown.most_speedup is None:
         return ": more was gained than that, so computing itself takes less time, too"
     noise = ", and what seems faster is noise" if figures.is_noise else ""
     return (
-        f", which took {describe_seconds(reading.ceiling.seconds)}: without it a step would be at "
-        f"most {reading.ceiling.speedup:.2f}x as fast{noise}"
+        f", which took {describe_seconds(ceiling.seconds)}: without it a step would be at "
+        f"most {ceiling.speedup:.2f}x as fast{noise}"
     )

@@ -11,19 +11,22 @@ import json
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+from dataclasses import asdict
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent.admission import why_not_admitted
-from bagua_client.agent.job import device_name
+from bagua_client.agent.job import describe_job, device_name
 from bagua_client.checking import fewer_bytes
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
+from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.profile import BucketTiming, GatherTiming
+from bagua_client.profile import BucketTiming, GatherTiming, Profile
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,11 @@ DROPPED_STEPS = 2
 """Steps after a block that are not measured, as the ranks have just waited for one another and
 their devices.
 """
+
+PROFILES_KEPT = 4
+"""Latest recorded steps that are written: enough for the cost model."""
+CHECKED = "check"
+"""The name of a job that is not registered."""
 
 FAILED = [[math.inf] * 3] * BLOCK_STEPS
 """What a rank that cannot measure reports in place of a block."""
@@ -77,6 +85,8 @@ class Check:
         self._measurement = RankMeasurement(tunable, optimizers, counts_recorded=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
         self._gathers: Sequence[GatherTiming] = ()
+        self._profiles: deque[dict[str, Any]] = deque(maxlen=PROFILES_KEPT)
+        self._job: dict[str, Any] | None = None
         self._reductions = 0
         self._block_begins: int | None = None
         self.models = 1
@@ -152,12 +162,16 @@ class Check:
             if recording.step in found:
                 profile = recording.read()
                 self._gathers = profile.gathers
+                self._profiles.append(_as_reported(profile))
                 travelled = travelling_seconds([*profile.buckets, *profile.gathers])
                 found[recording.step][2] = travelled
         first = self._measurement.spans[-1].first
         return [found.get(step, unknown) for step in range(first, first + BLOCK_STEPS)]
 
     def _write(self) -> None:
+        if self._profiles and self._job is None:
+            environment = Environment.read()
+            self._job = _try(describe_job, self._tunable, environment, CHECKED) or {}
         topology, device = self._communicator.topology, self._communicator.device
         document = {
             "ranks": self._communicator.world_size,
@@ -169,6 +183,8 @@ class Check:
             "steps": self._steps,
             "shares": self._shares(),
             "seen": self._seen,
+            "job": self._job,
+            "profiles": list(self._profiles),
         }
         _replace(self._path, document)
 
@@ -204,6 +220,13 @@ def begin(
         _replace(path, {"refusal": refusal})
     else:
         _checks.append(Check(tunable(), optimizers, path, wrapper))
+
+
+def _as_reported(profile: Profile) -> dict[str, Any]:
+    """The profile as a tuned job's ranks report it; a checked one has no trial."""
+    body = asdict(profile)
+    del body["trial"]
+    return body
 
 
 def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:

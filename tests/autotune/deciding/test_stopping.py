@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import fmean, median, variance
 
-from bagua_autotune.deciding.stopping import search_has_ended
+from bagua_autotune.deciding.stopping import Ending, why_search_ends
+from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS, least_shown
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
@@ -36,7 +39,7 @@ def search(
         for trial in trials:
             assert trial.estimate is not None
             searcher.tell(trial.configuration, trial.estimate.center, trial.estimate.standard_error)
-        if trials and search_has_ended(trials, problem, searcher, limits):
+        if trials and why_search_ends(trials, problem, searcher, limits):
             return trials
         asked = searcher.ask()
         cost = math.log(peaked(asked)) + drift * len(trials) + rng.gauss(0, error)
@@ -69,8 +72,9 @@ def ends(
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
     lowest: float = 0.0,
-) -> bool:
-    """Whether a search ends whose next trial is expected to gain so much and to be so slow, after
+    least_shown: float = GAIN_THAT_MATTERS,
+) -> Ending | None:
+    """Why a search ends whose next trial is expected to gain so much and to be so slow, after
     so many that were as fast as the first, but for the last one."""
 
     class Expects(RandomSearcher):
@@ -88,7 +92,7 @@ def ends(
         trials.append(Trial(index, "search", candidate, "measured", Estimate(cost, 0.01, 8)))
     problem = Problem(SPEC.knobs, CANDIDATES)
     limits = Limits(remaining_steps=remaining_steps)
-    return search_has_ended(trials, problem, searcher, limits, trial_steps, most_gain)
+    return why_search_ends(trials, problem, searcher, limits, trial_steps, most_gain, least_shown)
 
 
 def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> None:
@@ -108,12 +112,50 @@ def test_trials_that_take_many_steps_and_find_nothing_end_a_search_sooner() -> N
 
 
 def test_where_computing_hides_all_communication_the_first_trials_end_the_search() -> None:
-    def ends_after(tried: int, most_gain: float, lowest: float = 0.0) -> bool:
+    def ends_after(tried: int, most_gain: float, lowest: float = 0.0) -> Ending | None:
         return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest)
 
     first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
-    assert ends_after(first, 0.009)
+    assert ends_after(first, 0.009) is Ending.NOT_SHOWN
     assert not ends_after(first, 0.066), "so much is worth a search"
     assert not ends_after(first - 1, 0.009), "other messages may leave computing more time"
     assert ends_after(first, 0.009, lowest=-0.03), "that is noise"
     assert not ends_after(first, 0.009, lowest=-0.2), "they do"
+
+
+def test_a_gain_that_the_job_s_noise_hides_ends_the_search_too() -> None:
+    first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
+    noisy, quiet = (least_shown(Visits(0.01, spread)) for spread in (0.15, 0.02))
+
+    def why(tried: int, shown: float, most_gain: float, lowest: float = 0.0) -> Ending | None:
+        return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest, least_shown=shown)
+
+    assert why(first, noisy, math.log(1.07)) is Ending.NOT_SHOWN
+    assert why(first - 1, noisy, math.log(1.07)) is None, "it may be that computing gets faster"
+    assert why(first, noisy, math.log(1.07), lowest=-0.2) is None, "it does"
+    assert why(first, noisy, math.log(1.5)) is None, "so much is shown"
+    assert why(first, quiet, math.log(1.07)) is None, "steps vary less"
+
+
+def test_what_is_said_to_be_shown_is_shown_by_a_confirmation() -> None:
+    """A gain of that size excludes zero in most confirmations of full length, half of it in few."""
+    visits = Visits(0.02, 0.1)
+    least = least_shown(visits)
+    rng = random.Random(0)
+
+    def shown(gain: float) -> float:
+        """The share of 300 confirmations of six pairs of visits of ten steps."""
+        count = 0
+        for _ in range(300):
+            sides = [_visits(rng, visits, center) for center in (0.0, -gain)]
+            error = math.sqrt(sum(variance(side) / len(side) for side in sides))
+            count += fmean(sides[0]) - fmean(sides[1]) > 1.96 * error
+        return count / 300
+
+    assert shown(least) > 0.7
+    assert shown(least / 2) < 0.5
+
+
+def _visits(rng: random.Random, visits: Visits, center: float) -> list[float]:
+    means = (center + rng.gauss(0, visits.visit_error) for _ in range(6))
+    return [median(mean + rng.gauss(0, visits.step_spread) for _ in range(10)) for mean in means]

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import (
-    FIRST_PAUSE_STEPS,
     TRIAL_STEPS,
     Round,
     as_of_now,
-    refusal,
     trial_steps,
 )
-from bagua_autotune.model.job import Event, Job, Trial
+from bagua_autotune.model.job import Event, Job, Limits, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
@@ -188,21 +184,6 @@ def test_a_job_is_tuned_so_often_and_not_more_often(tuner: Tuner) -> None:
         assert tuner.status("job").state == "finished"
 
 
-def test_after_the_second_tuning_there_is_a_pause(
-    tuner: Tuner, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    finished(tuner)
-    tuner.take_event("job", drift(10**6))
-    drive(tuner, "job", Ranks(1, noise=0.001))
-    last = max(o.step for _, o in tuner.store.observations("job"))
-    tuner.take_event("job", drift(last + FIRST_PAUSE_STEPS - 1))
-    assert tuner.status("job").round == 1
-    assert "not tuned again: it was tuned 99 steps ago" in caplog.text
-    tuner.take_event("job", drift(last + FIRST_PAUSE_STEPS))
-    assert tuner.status("job").round == 2
-
-
 @pytest.mark.parametrize(
     ("first", "last", "remaining"), [(0, 0, 1000), (50, 350, 700), (0, 999, 1), (0, 1200, 800)]
 )
@@ -220,7 +201,7 @@ def test_what_remains_of_a_training_shrinks_as_it_runs(
     ("max_seconds", "searched", "summary", "code"),
     [
         (1e6, 8, "", "winner"),
-        (20.0, 7, "; the search ended when BAGUA_AUTOTUNE_MAX_MINUTES was over", "winner"),
+        (40.0, 7, "; the search ended when BAGUA_AUTOTUNE_MAX_MINUTES was over", "winner"),
         (1.0, 1, "kept: only the default was measured before BAGUA_AUTOTUNE_MAX_MINUTES was over",
          "only_default"),
     ],
@@ -240,6 +221,59 @@ def test_when_its_time_is_over_a_search_ends_and_is_confirmed(
     assert (code == "winner") == any(trial.purpose == "confirm" for trial in trials)
     assert summary in result.summary
     assert bool(summary) == ("BAGUA_AUTOTUNE_MAX_MINUTES" in result.summary)
+
+
+def test_without_a_bound_of_its_own_a_round_ends_after_ten_minutes() -> None:
+    """Of a noisy job whose trials take some 23 seconds each."""
+    clock = Clock()
+    tuner = Tuner(Store("sqlite://"), clock=clock)
+    tuner.register("job", make_spec(limits={"max_samples": 500, "remaining_steps": 10**9}))
+    ranks = Ranks(noise=0.3)
+    while (trial := tuner.open_trial("job")) is not None:
+        clock.now += 20.0
+        steps = ranks.run(trial.configuration, 10)
+        told = [Observation(step, tuple(seconds)) for step, seconds in steps]
+        tuner.observe("job", trial.index, told)
+    result = tuner.status("job").result
+    assert result is not None
+    assert 400.0 < result.seconds <= 600.0 + 30.0, "the last trial is measured to its end"
+
+
+def test_steps_of_half_a_minute_are_tuned_for_longer_than_ten_minutes() -> None:
+    trials = [
+        Trial(n, "search", BASELINE, "measured", started_at=120.0 * n, ended_at=120.0 * (n + 1))
+        for n in range(8)
+    ]
+    long, short = (Round(make_job(), trials[:count]) for count in (8, 1))
+    assert long.seconds == 960.0
+    assert (long.most_seconds, long.search_seconds) == (2400.0, 1440.0)
+    assert not long.has_searched_long
+    assert not long.is_out_of_time
+    assert short.most_seconds == 2400.0
+    quick = [replace(t, started_at=2.0 * t.index, ended_at=2.0 * (t.index + 1)) for t in trials]
+    assert Round(make_job(), quick).most_seconds == 600.0
+    assert Round(make_job(), quick).search_seconds == 600.0 - 8 * 2.0
+    given = Round(replace(make_job(), limits=Limits(max_seconds=10.0)), trials)
+    assert given.most_seconds == 10.0, "a bound that is set holds for long steps, too"
+
+
+def test_a_confirmation_ends_with_the_time_of_its_round() -> None:
+    """With what it knows by then: the default, or a winner that is confirmed."""
+    clock = Clock()
+    tuner = Tuner(Store("sqlite://"), clock=clock)
+    tuner.register("job", make_spec(limits={"max_seconds": 100.0}))
+    ranks = Ranks(noise=0.05)
+    while (trial := tuner.open_trial("job")) is not None:
+        if trial.purpose == "confirm":
+            clock.now += 100.0
+        steps = ranks.run(trial.configuration, 10)
+        tuner.observe("job", trial.index, [Observation(s, tuple(v)) for s, v in steps])
+    trials = tuner.store.trials("job")
+    assert sum(trial.purpose == "confirm" for trial in trials) == 1
+    result = tuner.status("job").result
+    assert result is not None
+    assert result.configuration == BASELINE
+    assert "before BAGUA_AUTOTUNE_MAX_MINUTES was over" in result.summary
 
 
 def test_a_default_that_was_kept_as_its_time_was_over_is_no_best_of_an_earlier_run() -> None:
@@ -270,23 +304,6 @@ def test_what_a_trial_takes_is_known_after_some_and_without_the_first(
     trials = [Trial(3 + place, "search", BASELINE, "measured") for place in range(len(begins))]
     observed = {3 + place: Steps(begin, begin + 9, 10) for place, begin in enumerate(begins)}
     assert trial_steps(trials, {1: Steps(0, 1, 2), **observed}) == expected
-
-
-def after_round(number: int, max_rounds: int) -> Job:
-    return replace(make_job(max_rounds=max_rounds), phase="finished", round=number)
-
-
-@given(st.integers(0, 50), st.integers(1, 60), st.integers(0, 10**6))
-def test_patience_grows_and_rounds_are_bounded(number: int, most: int, steps: int) -> None:
-    job = after_round(number, most)
-    if number + 1 >= most:
-        assert refusal(job, None) is not None
-    elif refusal(job, steps) is None:
-        assert refusal(job, steps + 1) is None
-        assert refusal(job, None) is None
-        if number:
-            assert refusal(after_round(number - 1, most), steps) is None
-    assert refusal(after_round(0, 2), 0) is None, "the first change is followed at once"
 
 
 def test_listeners_are_told_of_a_round() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from bagua_autotune.measuring.ceiling import Ceiling
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
@@ -78,4 +79,5 @@ def reading(
 ) -> Reading:
     """Ten steps of each trial."""
     steps = {found.index: Steps(10 * found.index, 10 * found.index + 9, 10) for found in trials}
-    return Reading(of, trials, steps, {}, latest, ceiling=ceiling)
+    ceilings = {Round.shown(of, trials).number: ceiling}
+    return Reading(of, trials, steps, {}, latest, ceilings=ceilings)

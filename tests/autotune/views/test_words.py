@@ -46,13 +46,13 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
             job(),
             TRIED,
             "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 60, "
-            "at most 23 min left",
+            "at most 9.3 min left",
         ),
         (
             job(),
             [trial(0, DEFAULT, 0.3), trial(1, SLOWER)],
             "Tuning: nothing faster than the default so far, trial 2 of at most 60, "
-            "at most 47 min left",
+            "at most 9.3 min left",
         ),
         (
             job("confirming"),
@@ -229,8 +229,11 @@ def test_what_communication_leaves_to_be_gained_stands_beside_the_speed_up() -> 
     figures = make_figures(lucky, [])
     assert figures.is_noise
     assert figures.payback_steps is None, "it earns nothing"
-    so_far = "Tuning: 1.20x (1.18 to 1.22) so far, which is noise: at most 1.07x is possible, trial"
-    assert make_headline(lucky, job_state(job(), TRIED), figures).startswith(so_far)
+    assert (figures.speedup, figures.speedup_high) == (None, None), "no figure above the ceiling"
+    so_far = "Tuning: what seems faster so far is noise: at most 1.07x is possible, trial"
+    state = job_state(job(), TRIED, HIDDEN)
+    assert make_headline(lucky, state, figures).startswith(so_far)
+    assert state.progress.speedup is None, "nor on the console"
     assert explain(lucky, figures, {0: 0.057, 1: 0.01}).endswith(
         "Communication that computing does not hide takes 10 ms of a step, and 57 ms of the "
         "default's, which took 921 ms: without it a step would be at most 1.07x as fast, and what "

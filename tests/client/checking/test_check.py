@@ -74,6 +74,9 @@ def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
         "powersgd": 192 / 4160,
     }
     assert all(travelled > 0 for travelled in recorded)
+    assert found["job"]["default_configuration"]["bucket_bytes"] > 0
+    assert 0 < len(found["profiles"]) <= check.PROFILES_KEPT
+    assert len(found["profiles"][0]["ready_seconds"]) == len(found["job"]["tensors"]) == 2
     [seen] = found["seen"]
     assert seen["ranks"] == [0, 1]
     assert (seen["device"], seen["backend"], seen["debug_level"]) == ("cpu", "gloo", "OFF")

@@ -19,6 +19,7 @@ from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance, hindrances
 from bagua_autotune.system.running.job import Interrupted, Job, stopping
 from bagua_autotune.system.running.runs import Outcome
+from bagua_autotune.views.likely import prospect
 from bagua_autotune.views.steps import exposed_seconds, step_seconds
 
 # Below so many times what remains without exposed communication: no gain that a job shows, and
@@ -44,6 +45,10 @@ class Figures:
         most_speedup_of: what fewer bytes on the wire could bring at most, by the key of WAYS: if
             communication took as much less time as it sends fewer bytes, and all of that came off
             what is exposed. Empty: that is not known.
+        likely_speedup: of the best setting, from what the cost model expects to one standard
+            deviation more; None: it cannot tell.
+        shown_speedup: the smallest that a tuning would mostly show, by what steps vary.
+        step_spread: by what steps vary, as a share of one.
         hindrances: what keeps communication from running beside computing, as far as it was seen.
     """
 
@@ -60,6 +65,9 @@ class Figures:
     device: str
     models: int
     most_speedup_of: dict[str, float] = field(default_factory=dict)
+    likely_speedup: tuple[float, float] | None = None
+    shown_speedup: float = 1.0
+    step_spread: float = 0.0
     hindrances: list[Hindrance] = field(default_factory=list)
 
     @property
@@ -67,7 +75,10 @@ class Figures:
         """The result in one word, for programs."""
         if self.most_speedup < NOTHING:
             return "nothing_to_gain"
-        return "little_to_gain" if self.most_speedup < LITTLE else "worth_tuning"
+        if self.most_speedup < LITTLE:
+            return "little_to_gain"
+        likely = self.likely_speedup[1] if self.likely_speedup else self.most_speedup
+        return "not_shown" if likely < max(self.shown_speedup, NOTHING) else "worth_tuning"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -84,7 +95,7 @@ class Figures:
 def check(
     steps: int, seconds: float, timeout: float, as_json: bool, command: Sequence[str]
 ) -> None:
-    """Say how much faster COMMAND could train at most, if its communication were tuned.
+    """Say how much faster COMMAND could train, at most and likely, if its communication were tuned.
 
     Runs it, measures some steps after a warm-up, and ends it with all the processes that it
     started. What it writes until then, such as logs and checkpoints, it writes. The script stays as
@@ -137,13 +148,23 @@ def _figures(measure: Exposure) -> Figures:
         for way, share in facts.get("shares", {}).items()
         if communicating is not None
     }
+    most_speedup = took / max(computing_seconds, 1e-9)
+    slowest = [each.values[0] for each in observations if each.values[0]]
+    found = prospect(slowest, facts.get("job"), facts.get("profiles", []))
+    likely = None
+    if found.speedup is not None:
+        low, high = found.speedup
+        likely = min(low, most_speedup), min(high, most_speedup)
     return Figures(
         step_seconds=took,
         computing_seconds=computing_seconds,
         communication_seconds=communicating,
         exposed_seconds=exposed,
         exposed_share=exposed / took,
-        most_speedup=took / max(computing_seconds, 1e-9),
+        most_speedup=most_speedup,
+        likely_speedup=likely,
+        shown_speedup=found.shown_speedup,
+        step_spread=found.step_spread,
         steps=len(observations),
         most_speedup_of={
             way: took / max(took - seconds, computing_seconds, 1e-9)
@@ -204,9 +225,18 @@ def _advice(figures: Figures, command: Sequence[str]) -> str:
     most = f"at most {figures.most_speedup:.2f}x"
     if figures.verdict == "little_to_gain":
         return f"Little to gain, {most}: {share}."
+    likely = ""
+    if figures.likely_speedup is not None:
+        likely = ", {:.2f}x to {:.2f}x is likely".format(*figures.likely_speedup)
+    if figures.verdict == "not_shown":
+        return (
+            f"Not worth a search: {most} is possible{likely}, and steps vary by "
+            f"{figures.step_spread * 100:.2g} %, so that less than {figures.shown_speedup:.2f}x "
+            "could not be shown."
+        )
     started = tuned_command(command)
     how = f": {started}" if started else "; docs/launching.md says how to start it"
-    return f"Worth tuning, {most} could be gained{how}"
+    return f"Worth tuning, {most} could be gained{likely}{how}"
 
 
 def tuned_command(command: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from bagua_autotune.cli.facts import fact_lines
-from bagua_autotune.cli.output import ceiling_words, print_json, print_table, say, times
+from bagua_autotune.cli.output import print_json, print_table, say, speedup_words, times
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, RUNS, Result
@@ -51,15 +51,13 @@ def _show(overview: JobOverview) -> None:
     for line in fact_lines(found):
         say(line)
     if overview.limits.max_seconds is not None:
-        say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a search")
+        say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a tuning")
     if found.result:
         _say_result(found.result, is_of_runs=found.protocol in RUNS)
     chosen = found.configuration
     if best and not (found.result and found.state in OVER):
         chosen = best.configuration
-        figures = found.figures
-        speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-        say(f"best so far: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
+        say(f"best so far: {describe(chosen)}: {speedup_words(found.figures)}")
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")

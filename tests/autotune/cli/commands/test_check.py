@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from bagua_autotune.cli.commands.check import Figures, _figures, _lines, tuned_command
+from bagua_autotune.model.job import JobSpec
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance
+from bagua_autotune.views.likely import prospect
+from benchmarks.support.simulated_job import KNOBS, truth
+from tests.autotune.tuning.jobs import simulator
 
 LAUNCHER = "-m bagua_client --autotune"
 
@@ -52,6 +57,51 @@ def test_a_step_is_one_line_and_what_follows_from_it_another() -> None:
 )
 def test_a_small_share_is_not_worth_a_tuning(exposed_seconds: float, advice: str) -> None:
     assert _lines(figures(0.1, exposed_seconds), ["torchrun", "train.py"])[-1] == advice
+
+
+def test_a_search_whose_gain_could_not_be_shown_is_not_advised() -> None:
+    """A bound of 1.69x says little where 1.03x is likely and steps vary by an eighth."""
+    found = replace(
+        figures(0.1, 0.069), likely_speedup=(1.01, 1.03), shown_speedup=1.07, step_spread=0.12
+    )
+    assert found.verdict == "not_shown"
+    assert _lines(found, ["torchrun", "train.py"])[-1] == (
+        "Not worth a search: at most 1.69x is possible, 1.01x to 1.03x is likely, and steps vary "
+        "by 12 %, so that less than 1.07x could not be shown."
+    )
+    much = replace(found, likely_speedup=(1.02, 1.3))
+    assert _lines(much, ["torchrun", "train.py"])[-1] == (
+        f"Worth tuning, at most 1.69x could be gained, 1.02x to 1.30x is likely: torchrun "
+        f"{LAUNCHER} train.py"
+    )
+    unknown = replace(found, likely_speedup=None, shown_speedup=1.8)
+    assert "at most 1.69x is possible, and steps vary" in _lines(unknown, ["./train.sh"])[-1]
+    assert replace(unknown, shown_speedup=1.5).verdict == "worth_tuning"
+
+
+def test_what_is_likely_comes_from_the_cost_model_and_what_is_shown_from_the_noise() -> None:
+    """A simulated job, steady and noisy."""
+    usual = simulator()
+    default, *others = truth(usual).items()
+    spec = JobSpec(
+        name="check",
+        world_size=8,
+        ranks_per_node=(2,) * 4,
+        tensors=tuple(usual.tensors),
+        knobs={knob: usual.space[knob] for knob in KNOBS},
+        default_configuration=dict(default[0]),
+        fingerprint="f",
+    )
+    told = json.loads(spec.model_dump_json(exclude={"team"}))
+    profile = json.loads(usual.profile(default[0]).model_dump_json())
+    steady = prospect([0.2, 0.201] * 10, told, [profile])
+    truly = default[1] / min(seconds for _, seconds in others)
+    assert steady.speedup is not None
+    assert 1 <= steady.speedup[0] < truly < steady.speedup[1]
+    noisy = prospect([0.2, 0.26, 0.23, 0.31] * 5, None, [])
+    assert noisy.speedup is None, "an earlier client tells no job"
+    assert 1.01 < steady.shown_speedup < noisy.shown_speedup
+    assert noisy.step_spread > 10 * steady.step_spread
 
 
 def test_what_fewer_bytes_could_bring_is_told_where_there_is_something_to_gain() -> None:

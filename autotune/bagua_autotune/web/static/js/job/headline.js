@@ -26,8 +26,9 @@ function speedup(job) {
   let note = "nothing to compare with the default yet";
   if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
   else if (figures.speedup !== null) note = job.protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
+  else if (figures.is_noise) note = "what seems faster is noise";
   else if (isOver(job)) note = "nothing was compared";
-  if (figures.ceiling !== null) note += `; ${figures.is_noise ? "noise: " : ""}at most ${times(figures.ceiling)} is possible`;
+  if (figures.ceiling !== null) note += `; at most ${times(figures.ceiling)} is possible`;
   return { name: "Speed-up", value: times(figures.speedup), note, isNoise: figures.is_noise };
 }
 
