@@ -12,6 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from bagua_client.checking import fewer_bytes
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.profile import BucketTiming, GatherTiming
+from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -136,6 +138,10 @@ class Check:
         """Measure nothing more, as these ranks cannot and all know it; the training goes on."""
         where = ", ".join(map(str, ranks))
         _replace(self._path, {"refusal": f"an error on rank {where}; see the log of that rank"})
+        self.close()
+
+    def close(self) -> None:
+        """Measure no longer."""
         self._observe(self._measurement.close)
         self._tunable.detach()
 
@@ -200,10 +206,17 @@ def begin(
     """
     if _checks:
         _checks[0].models += 1
-    elif refusal := why_not_admitted(group, refusal, {}):
+        return
+    refusal = why_not_admitted(group, refusal, {})
+    if not refusal:
+        try:
+            made = tunable()
+            make, communicator = partial(Check, made, optimizers, path, wrapper), made.communicator
+            _checks.append(together(make, Check.close, communicator.group, communicator.device))
+        except NotTuned as reason:
+            refusal = str(reason)
+    if refusal:
         _replace(path, {"refusal": refusal})
-    else:
-        _checks.append(Check(tunable(), optimizers, path, wrapper))
 
 
 def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:
