@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
+from bagua_client.tunable.looks import a_look, seen
 from bagua_client.zero.buckets import is_engine
+
+logger = logging.getLogger(__name__)
 
 _STAYS_IN = "bagua_client"
 
@@ -31,27 +35,35 @@ def replace_torchs_class() -> None:
     DistributedDataParallel.__module__ = TorchDistributedDataParallel.__module__
 
 
-def follow_fully_shard() -> None:
+def follow_fully_shard(module: str = "torch.distributed.fsdp", name: str = "fully_shard") -> None:
     """From now on each model that ``fully_shard`` shards is one that is tuned, if that is asked
-    for; see :func:`replace_torchs_class`."""
+    for; see :func:`replace_torchs_class`.
+
+    Args:
+        module, name: of ``fully_shard``, or of a function of torch's that does as it does.
+    """
     environment = Environment.read()
     if not environment.autotune and environment.check is None:
         return
-    fsdp: Any = importlib.import_module("torch.distributed.fsdp")
-    torchs = getattr(fsdp, "fully_shard", None)  # Since torch 2.6.
+    torchs: Any = getattr(importlib.import_module(module), name, None)  # Since torch 2.6.
     if torchs is None or hasattr(torchs, "__wrapped_by_bagua__"):
         return
     from bagua_client.integrations.sharded_model import tune_if_whole
 
+    @a_look
+    def follow(model: Any) -> str:
+        tune_if_whole(model)
+        return ""
+
     @functools.wraps(torchs)
-    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         found = torchs(module, *args, **kwargs)
-        if not isinstance(module, list | tuple):
-            tune_if_whole(module)
+        if not isinstance(module, list | tuple) and (reason := follow(module)):
+            logger.warning("autotune is off: %s", reason)
         return found
 
-    fully_shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
-    _replace(torchs, fully_shard)
+    shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
+    _replace(torchs, shard)
 
 
 def follow_deepspeed() -> None:
@@ -68,7 +80,7 @@ def follow_deepspeed() -> None:
     @functools.wraps(theirs)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         made = theirs(*args, **kwargs)
-        if is_engine(made[0]):
+        if seen(lambda: is_engine(made[0]), False):
             tune_engine(made[0])
         return made
 
