@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from bagua_client.agent.job import name_of
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Vote, attempt
 from bagua_client.communication.communicator import CONNECT_SECONDS, Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
@@ -31,6 +32,7 @@ from bagua_client.knobs import KNOBS
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
+from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -78,14 +80,16 @@ def _summary(answers: list[str]) -> str:
     return ""
 
 
-def control_group(communicator: Communicator) -> dist.ProcessGroup | None:
-    """A gloo group for the agents' messages; None, on all ranks, where one cannot have it.
+def control_group(communicator: Communicator) -> dist.ProcessGroup:
+    """A gloo group for the agents' messages. Some clusters give gloo no usable interface. The ranks
+    vote on their own group before and after, which works; each waits for the others only as long as
+    connecting may take.
 
-    Some clusters give gloo no usable interface. The ranks vote on their own group before and
-    after, which works; each waits for the others only as long as connecting may take.
+    Raises:
+        NotTuned: a rank cannot have it.
     """
     if not _agreed(communicator, _device_error()):
-        return None
+        raise NotTuned(NO_CONTROL_GROUP)
     group: dist.ProcessGroup | None = None
     error = ""
     try:
@@ -100,7 +104,7 @@ def control_group(communicator: Communicator) -> dist.ProcessGroup | None:
         return group
     if group is not None:
         dist.destroy_process_group(group)
-    return None
+    raise NotTuned(NO_CONTROL_GROUP)
 
 
 def _device_error() -> str:
@@ -145,52 +149,77 @@ def start_agent(
     environment: Environment,
     model: str,
     file: ConfigurationFile | None = None,
-) -> Agent | None:
-    """The agent of the next model that this process wraps; None, on all ranks, if they cannot
-    talk. All ranks must call it together.
+) -> Agent:
+    """The agent of the next model that this process wraps. All ranks must call it together.
 
     Args:
         model: its name.
         file: what the tuning tries first.
+
+    Raises:
+        NotTuned: the ranks cannot talk, or one of them cannot make its agent.
     """
-    ranks = tuple(dist.get_process_group_ranks(tunable.communicator.group))
+    communicator = tunable.communicator
+    voters = communicator.group, communicator.device
+    ranks = tuple(dist.get_process_group_ranks(communicator.group))
     name = name_of(environment, model, ranks, _models[ranks] + 1)
-    handover = Handover(name, tunable.communicator, environment)
-    handover.offer()
-    group = control_group(tunable.communicator)
-    if group is None:
-        return None
-    reasons = tunable.offer.reasons(tunable.communicator)
-    tell_left_alone(tunable, [*reasons, *_not_for(tunable, environment.allowed)])
-    _pin(tunable, environment.knobs)
+
+    def offer() -> tuple[Handover, list[str]]:
+        handover = Handover(name, communicator, environment)
+        handover.offer()
+        reasons = tunable.offer.reasons(communicator)
+        return handover, [*reasons, *_not_for(tunable, environment.allowed)]
+
+    handover, left_alone = together(offer, lambda _: None, *voters)
+    group = control_group(communicator)
     _models[ranks] += 1
-    is_first = tunable.communicator.rank == 0
-    measurement = RankMeasurement(tunable, optimizers, records=is_first)
-    service = Correspondence(
-        tunable, measurement, environment, name, handover, Turn(name, turns), file
-    )
-    return Agent(tunable, group, measurement, service, environment)
+    tell_left_alone(tunable, left_alone)
+    _pin(tunable, environment.knobs)
+
+    def make() -> Agent:
+        measurement = RankMeasurement(tunable, optimizers, records=communicator.rank == 0)
+        turn = Turn(name, turns)
+        service = Correspondence(tunable, measurement, environment, name, handover, turn, file)
+        return Agent(tunable, group, measurement, service, environment)
+
+    try:
+        return together(make, Agent.abandon, *voters)
+    except NotTuned:
+        tunable.detach()
+        dist.destroy_process_group(group)
+        raise
 
 
 def _pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
     """Make the job begin with the values that BAGUA_AUTOTUNE_KNOBS pins, and be compared with that;
     one that cannot be had is told and left out. All ranks together, before the first step."""
-    offered = tunable.offer.values(tunable.communicator)
+    communicator = tunable.communicator
     for knob, choice in knobs.items():
         if choice.pinned is None:
             continue
         pinned: dict[str, Any] = {knob: choice.pinned}
         try:
-            possible = offered.get(knob, [getattr(tunable.default, knob)])
-            if choice.pinned not in possible and not KNOBS[knob].kind.is_open:
-                raise ValueError(f"this job can have {', '.join(map(str, possible))}")
+            look = partial(_check_pinned, tunable, knob, choice.pinned)
+            failed, why = attempt(look, communicator.group, communicator.device)
+            if failed:
+                raise ValueError(why.partition(": ")[2] or f"rank {failed} cannot have it")
             tunable.start_from(replace(tunable.default, **pinned))
         except (RuntimeError, ValueError) as error:
-            if tunable.communicator.rank == 0:
+            if communicator.rank == 0:
                 logger.warning(
                     "BAGUA_AUTOTUNE_KNOBS: %s stays at its default, as %s is not possible here: %s",
                     *(knob, choice.pinned, error),
                 )
+
+
+def _check_pinned(tunable: Tunable, knob: str, value: Any) -> None:
+    """Raise ValueError if this rank's model cannot have that value."""
+    offered = tunable.offer.values(tunable.communicator)
+    possible = offered.get(knob, [getattr(tunable.default, knob)])
+    if value not in possible and not KNOBS[knob].kind.is_open:
+        raise ValueError(f"this job can have {', '.join(map(str, possible))}")
+    pinned: dict[str, Any] = {knob: value}
+    tunable.plan(replace(tunable.default, **pinned))
 
 
 def _not_for(tunable: Tunable, allowed: Set[str]) -> list[str]:

@@ -106,6 +106,7 @@ class Agent:
         tunable.attach()
         tunable.on_return = self._went_back
         self._follow_steps()
+        self.outcome.begin()
 
     @property
     def is_active(self) -> bool:
@@ -131,6 +132,11 @@ class Agent:
         """Take the loss of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._observers.tell(self._guard.tell, loss)
+
+    def abandon(self) -> None:
+        """Another rank could not make its own: nothing of this one has been used."""
+        self.outcome.forget()
+        self.close()
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""

@@ -54,7 +54,10 @@ class Outcome:
         self._untold = self._is_over = False
         self._handle: RemovableHandle | None = None
         self._impatience = Impatience(self._reason_to_wait, speaks=rank == 0)
-        if rank == 0:
+
+    def begin(self) -> None:
+        """The model's tuning begins: it may end with the process."""
+        if self._known.rank == 0:
             atexit.register(self.close)
 
     @property
@@ -66,7 +69,7 @@ class Outcome:
     def _reason_to_wait(self) -> str:
         """Return why the tuning waits; empty if it does not, or if its reporter has said so."""
         is_first = self._known.state == "waiting" and not self._known.reason
-        return self.awaits() if is_first else ""
+        return (self._tunable.observers.call(self.awaits) or "") if is_first else ""
 
     def follow(self, told: Mapping[str, Any], step: int) -> None:
         """Take up what the reporter told all ranks with a command, which they are to carry out.
@@ -114,6 +117,11 @@ class Outcome:
         if self._path is not None:
             write_result_line(self._path, self.tuning)
         tell(self, self.tuning)
+
+    def forget(self) -> None:
+        """There is no tuning after all, as whoever asked for it says."""
+        self._path = None
+        self._impatience.forget()
 
     def close(self) -> None:
         """The training is over on this rank: nobody is called any more, but scripts want a line."""

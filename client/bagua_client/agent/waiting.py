@@ -68,4 +68,8 @@ class Impatience:
         """The training is over on this rank."""
         if self._may_end and (what := self._awaits()):
             announce(logger, "autotune: the model was never tuned; this waited for %s", what)
+        self.forget()
+
+    def forget(self) -> None:
+        """Say nothing more."""
         self._may_speak = self._may_end = False

@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.profile import BucketTiming, GatherTiming, Profile
+from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -146,6 +148,10 @@ class Check:
         """Measure nothing more, as these ranks cannot and all know it; the training goes on."""
         where = ", ".join(map(str, ranks))
         _replace(self._path, {"refusal": f"an error on rank {where}; see the log of that rank"})
+        self.close()
+
+    def close(self) -> None:
+        """Measure no longer."""
         self._observe(self._measurement.close)
         self._tunable.detach()
 
@@ -216,10 +222,17 @@ def begin(
     """
     if _checks:
         _checks[0].models += 1
-    elif refusal := why_not_admitted(group, refusal, {}):
+        return
+    refusal = why_not_admitted(group, refusal, {})
+    if not refusal:
+        try:
+            made = tunable()
+            make, communicator = partial(Check, made, optimizers, path, wrapper), made.communicator
+            _checks.append(together(make, Check.close, communicator.group, communicator.device))
+        except NotTuned as reason:
+            refusal = str(reason)
+    if refusal:
         _replace(path, {"refusal": refusal})
-    else:
-        _checks.append(Check(tunable(), optimizers, path, wrapper))
 
 
 def _as_reported(profile: Profile) -> dict[str, Any]:

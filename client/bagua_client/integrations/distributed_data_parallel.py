@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,13 +16,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
-from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
-from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
 from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
-from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel
+from bagua_client.integrations.start import Start
+from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
 from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import (
@@ -42,11 +40,16 @@ from bagua_client.torch_private.reducer import (
     user_hook_of,
 )
 from bagua_client.torch_private.sharded import is_sharded
-from bagua_client.torch_private.wrapper import WithMoments
+from bagua_client.torch_private.wrapper import WithMoments, is_composed, signature_of_wrapper
+from bagua_client.tunable.looks import NotTuned, a_look, seen
 from bagua_client.zero.buckets import is_engine
 
 logger = logging.getLogger(__name__)
 
+COMPOSED = (
+    "torch's composable replicate() makes the model's wrapper in the first forward pass; without "
+    "tune(), a script that python -m bagua_client --autotune starts is tuned then"
+)
 Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -83,15 +86,15 @@ class DistributedDataParallel(TunedModel, WithMoments):
         environment = Environment.read()
         size_bytes = environment.default_bucket_bytes
         if size_bytes is not None:
-            given = _TORCHS.bind(None, module, *args, **kwargs).arguments
-            if given.get("bucket_cap_mb") is None and not given.get("bucket_cap_mb_list"):
-                given["bucket_cap_mb"] = size_bytes / MIB
-                args, kwargs = (), {name: given[name] for name in given if name != "self"}
+            if sized := _sized(size_bytes, module, *args, **kwargs):
+                args, kwargs = (), sized
                 module = kwargs.pop("module")
             else:
                 size_bytes = None
         super().__init__(module, *args, **kwargs)
-        if size_bytes is not None or (environment.asks and caps_of(self) == DEFAULT_CAPS):
+        # All ranks ask, or none: one where the look fails asks, too.
+        is_default = environment.asks and seen(lambda: caps_of(self) == DEFAULT_CAPS, True)
+        if size_bytes is not None or is_default:
             agree_on_size(self, size_bytes)
         _begin(self, environment, algorithm, optimizers)
 
@@ -99,12 +102,8 @@ class DistributedDataParallel(TunedModel, WithMoments):
     def _is_followed(self) -> bool:  # type: ignore[override]
         return self._tunable is not None
 
-    @property
-    def configuration(self) -> Configuration:
-        """The configuration in force, or the one that will be from the next step on."""
-        if self._tunable is None:
-            return configuration_of(caps_of(self))
-        return self._tunable.layout_to_come.configuration
+    def _given_configuration(self) -> Configuration:
+        return configuration_of(caps_of(self))
 
     @property
     def _tuned_rank(self) -> int:
@@ -186,7 +185,7 @@ class DistributedDataParallel(TunedModel, WithMoments):
                 tell_left_alone(self._tunable, [describe_hook(hook)])
 
 
-_TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
+_TORCHS = signature_of_wrapper()
 
 
 def _signature() -> inspect.Signature:
@@ -194,6 +193,19 @@ def _signature() -> inspect.Signature:
     own = inspect.signature(DistributedDataParallel.__init__).parameters
     torchs = [parameter for name, parameter in _TORCHS.parameters.items() if name != "self"]
     return inspect.Signature([*torchs, own["optimizers"], own["algorithm"]])
+
+
+def _sized(size_bytes: int, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of torch's class by their names, with that size of a bucket; empty: another one
+    is given, or what is given is for the class to refuse."""
+    try:
+        given = _TORCHS.bind(None, *args, **kwargs).arguments
+    except TypeError:
+        return {}
+    if given.get("bucket_cap_mb") is not None or given.get("bucket_cap_mb_list"):
+        return {}
+    given["bucket_cap_mb"] = size_bytes / MIB
+    return {name: value for name, value in given.items() if name != "self"}
 
 
 DistributedDataParallel.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -227,6 +239,8 @@ def tune(
         return tune_sharded(model, _listed(optimizers), algorithm)
     if is_engine(model):
         return tune_engine(model, _listed(optimizers), algorithm)
+    if is_composed(model):
+        return _leave_alone(model)
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
             "tune() takes a torch.nn.parallel.DistributedDataParallel, a model that fully_shard "
@@ -236,14 +250,28 @@ def tune(
     if isinstance(model, DistributedDataParallel):
         _check_same(model, algorithm)
         return model
-    environment = Environment.read()
+    environment, listed = Environment.read(), _listed(optimizers)
     made_of = type(model)
     if made_of is TorchDistributedDataParallel:
         model.__class__ = DistributedDataParallel  # type: ignore[assignment]
-    else:
-        bases = DistributedDataParallel, made_of
-        model.__class__ = type(made_of.__name__, bases, {"_made_of": made_of})
-    _begin(model, environment, algorithm, optimizers)  # type: ignore[arg-type]
+    elif reason := become(model, DistributedDataParallel, _made_of=made_of):
+        if algorithm != DEFAULT_ALGORITHM:
+            raise RuntimeError(f"the model cannot have {find(algorithm).name!r}: {reason}")
+        _start(cast(Any, model), listed, lambda: reason).begin(model, environment)
+        return model
+    _begin(model, environment, algorithm, listed)  # type: ignore[arg-type]
+    return model
+
+
+def _leave_alone(model: Wrapper) -> Wrapper:
+    """Torch makes the wrapper of such a model in its first forward pass, and keeps it to itself."""
+    environment = Environment.read()
+    if not environment.autotune or become(model, TunedModel, _not_tuned=COMPOSED):
+        return model
+    if dist.get_rank() == 0:
+        logger.warning("autotune is off: %s", COMPOSED)
+        if environment.result is not None:
+            write_result_line(environment.result, cast(TunedModel, model).tuning)
     return model
 
 
@@ -267,43 +295,22 @@ def _begin(
     if algorithm != DEFAULT_ALGORITHM and user_hook_of(wrapper) is not None:
         _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
-        wrapper._tunable = new_tunable(wrapper, find(algorithm), channels)
-    refusal = partial(_refusal_of, wrapper)
-    file = agreed_file(wrapper.process_group, environment, refusal)
-    if environment.autotune:
-        _tune(wrapper, environment, listed, file)
-    if file is not None and wrapper._agent is None:
-        train_with(_tunable_of(wrapper), file)
-    if environment.check is not None:
-        from bagua_client.checking import check
-
-        tunable = partial(_tunable_of, wrapper)
-        check.begin(wrapper.process_group, refusal(), tunable, listed, environment.check, wrapper)
+        with suppress(NotTuned):
+            wrapper._tunable = new_tunable(wrapper, find(algorithm), channels)
+    _start(wrapper, listed, partial(_refusal_of, wrapper)).begin(wrapper, environment)
 
 
-def _tune(
+def _start(
     wrapper: DistributedDataParallel,
-    environment: Environment,
     optimizers: Sequence[torch.optim.Optimizer],
-    file: ConfigurationFile | None,
-) -> None:
-    # Without autotuning not even the agent's code is loaded.
-    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
-
-    wrapper._not_tuned = why_not_admitted(
-        wrapper.process_group, _refusal_of(wrapper), environment.knobs
-    )
-    if not wrapper._not_tuned:
-        wrapper._not_tuned = NO_CONTROL_GROUP
-        tunable, model = _tunable_of(wrapper), type(wrapper.module).__name__
-        wrapper._agent = start_agent(tunable, optimizers, environment, model, file)
-    if wrapper._agent is not None:
-        # At the end of the process the reporter itself says goodbye, and waits a moment for it.
-        weakref.finalize(wrapper, wrapper._agent.close).atexit = False
-    elif environment.result is not None and wrapper.tuning.rank == 0:
-        write_result_line(environment.result, wrapper.tuning)
+    refusal: Callable[[], str],
+) -> Start:
+    tunable, name = partial(_tunable_of, wrapper), type(wrapper.module).__name__
+    group = wrapper.process_group
+    return Start(name, group, refusal, tunable, optimizers, wrapper=wrapper)
 
 
+@a_look
 def _refusal_of(wrapper: DistributedDataParallel) -> str:
     return refusal_of(wrapper, caps_of(wrapper))
 

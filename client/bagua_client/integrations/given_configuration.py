@@ -13,6 +13,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.agreed import UNSET, agreed, refuse
 from bagua_client.layout import Layout
+from bagua_client.tunable.looks import a_look
 from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
 from bagua_client.tunable.tunable import Changeable
 
@@ -75,6 +76,7 @@ def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
     return True
 
 
+@a_look
 def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
     """Why this rank cannot train with it; empty: it can."""
     if known := tunable.refusal or file.obstacle(tunable.tensors):

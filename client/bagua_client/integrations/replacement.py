@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
+from bagua_client.tunable.looks import a_look, seen
 from bagua_client.zero.buckets import is_engine
+
+logger = logging.getLogger(__name__)
 
 _STAYS_IN = "bagua_client"
 
@@ -43,11 +47,16 @@ def follow_fully_shard() -> None:
         return
     from bagua_client.integrations.sharded_model import tune_if_whole
 
+    @a_look
+    def follow(module: Any) -> str:
+        tune_if_whole(module)
+        return ""
+
     @functools.wraps(torchs)
     def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         found = torchs(module, *args, **kwargs)
-        if not isinstance(module, list | tuple):
-            tune_if_whole(module)
+        if not isinstance(module, list | tuple) and (reason := follow(module)):
+            logger.warning("autotune is off: %s", reason)
         return found
 
     fully_shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
@@ -68,7 +77,7 @@ def follow_deepspeed() -> None:
     @functools.wraps(theirs)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         made = theirs(*args, **kwargs)
-        if is_engine(made[0]):
+        if seen(lambda: is_engine(made[0]), False):
             tune_engine(made[0])
         return made
 

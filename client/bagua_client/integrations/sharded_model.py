@@ -13,16 +13,15 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
-from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
-from bagua_client.integrations.given_configuration import agreed_file, train_with
-from bagua_client.integrations.tuned_model import TunedModel
-from bagua_client.result_line import write_result_line
+from bagua_client.integrations.start import Start
+from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.sharded.offer import default_of, refusal_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
+from bagua_client.tunable.looks import a_look, seen, together
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 UNCHECKED = (
@@ -50,11 +49,7 @@ class ShardedModel(TunedModel):
         """How the parts travel: this model's own instance, once it has begun to train."""
         return self._algorithm if self._tunable is None else self._tunable.algorithm
 
-    @property
-    def configuration(self) -> Configuration:
-        """The configuration in force, or the one that will be from the next step on."""
-        if self._tunable is not None:
-            return self._tunable.layout_to_come.configuration
+    def _given_configuration(self) -> Configuration:
         units, refusal = _units_of(self) if self._has_begun else ([], NOT_BEGUN)
         return Configuration() if refusal else default_of(units)
 
@@ -72,16 +67,13 @@ class ShardedModel(TunedModel):
         """
         return self._reconfigure(tunable_of(self), configuration)
 
-    @property
-    def _tuned_rank(self) -> int:
-        return dist.get_rank() if self._tunable is None else self._tunable.communicator.rank
-
 
 def tunable_of(model: ShardedModel) -> TunableUnits:
     """Made when it is needed first, on all ranks together.
 
     Raises:
-        RuntimeError: the model cannot be tuned, or not yet.
+        RuntimeError: the model cannot be tuned, or not yet; NotTuned, where one rank cannot make
+            what its algorithm, torch's, does not need.
     """
     if model._tunable is None:
         units, refusal = _units_of(model) if model._has_begun else ([], NOT_BEGUN)
@@ -106,9 +98,10 @@ def tune_sharded(
     if "sharded" not in asked.models:
         raise ValueError(f"{asked.name} is not for a model that fully_shard shards")
     if not isinstance(model, ShardedModel):
-        _become(model)
-        cast(ShardedModel, model)._algorithm = asked
-        _in_first_forward(model, lambda: _begin(model, Environment.read(), optimizers))
+        reason = become(model, ShardedModel, _algorithm=asked)
+        if reason and not asked.is_torchs:
+            raise RuntimeError(f"the model cannot have {asked.name!r}: {reason}")
+        _in_first_forward(model, lambda: _begin(model, Environment.read(), optimizers, reason))
     elif asked.name not in (DEFAULT_ALGORITHM, model._algorithm.name):
         raise ValueError(
             f"the model is already tuned with algorithm {model._algorithm.name!r}; give "
@@ -126,19 +119,13 @@ def tune_if_whole(module: torch.nn.Module) -> None:
             if (handle := _waiting.pop(inner, None)) is not None:
                 handle.remove()
         if not isinstance(module, ShardedModel):
-            _become(module)
-            _begin(module, Environment.read(), ())
+            reason = become(module, ShardedModel)
+            _begin(module, Environment.read(), (), reason)
 
     _waiting[module] = _in_first_forward(module, begin)
 
 
 _waiting: weakref.WeakKeyDictionary[torch.nn.Module, RemovableHandle] = weakref.WeakKeyDictionary()
-
-
-def _become(model: torch.nn.Module) -> None:
-    kind = type(model)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    model.__class__ = type(kind.__name__, (ShardedModel, kind), names)
 
 
 def _in_first_forward(model: torch.nn.Module, begin: Callable[[], None]) -> RemovableHandle:
@@ -154,43 +141,61 @@ def _in_first_forward(model: torch.nn.Module, begin: Callable[[], None]) -> Remo
 
 
 def _begin(
-    model: torch.nn.Module, environment: Environment, optimizers: Sequence[torch.optim.Optimizer]
+    model: torch.nn.Module,
+    environment: Environment,
+    optimizers: Sequence[torch.optim.Optimizer],
+    reason: str,
 ) -> None:
-    """All ranks begin their first forward pass for training."""
+    """All ranks begin their first forward pass for training.
+
+    Args:
+        reason: why the model is none of ours; empty: it is.
+    """
     tuned = cast(ShardedModel, model)
-    tuned._has_begun = True
-    units, refusal = _units_of(tuned)
-    if not tuned._algorithm.is_torchs:
-        tunable_of(tuned)
-    file = agreed_file(_group_of(units), environment, lambda: refusal)
-    if environment.autotune:
-        _tune(tuned, environment, optimizers, file)
-    if file is not None and tuned._agent is None:
-        train_with(tunable_of(tuned), file)
-    if environment.check is not None:
-        from bagua_client.checking import check
+    if not reason:
+        tuned._has_begun = True
+        if not tuned._algorithm.is_torchs:
+            tunable_of(tuned)
+    if not environment.asks:
+        return
+    units, refusal = _units_of(model)
+    is_unseen = bool(units) and units[0].device.type == "cuda"
+    start = Start(
+        name=type(model).__name__,
+        group=_group_of(units),
+        refusal=lambda: reason or refusal,
+        tunable=partial(tunable_of, tuned),
+        optimizers=optimizers,
+        unchecked=UNCHECKED if is_unseen else "",
+    )
+    start.begin(model, environment)
 
-        if units and units[0].device.type == "cuda":
-            refusal = refusal or UNCHECKED
-        tunable = partial(tunable_of, tuned)
-        check.begin(_group_of(units), refusal, tunable, optimizers, environment.check)
 
-
-def _units_of(model: ShardedModel) -> tuple[list[Unit], str]:
+def _units_of(model: object) -> tuple[list[Unit], str]:
     """The model's units, and why no setting of them can be changed; empty: some can."""
-    try:
-        units = units_of(cast(torch.nn.Module, model))
-    except (AttributeError, ValueError) as error:  # Names of torch's may be others some day.
-        return [], str(error)
-    return units, refusal_of(units) if units else "none of its parameters is sharded"
+    units: list[Unit] = []
+
+    @a_look
+    def look() -> str:
+        try:
+            units.extend(units_of(cast(torch.nn.Module, model)))
+        except ValueError as error:
+            return str(error)
+        return refusal_of(units) if units else "none of its parameters is sharded"
+
+    refusal = look()
+    return units, refusal
 
 
 def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
     """The ranks that train the model."""
-    if units and len(units[0].ranks) == 1:
-        return units[0].own_group
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
+
+    def look() -> dist.ProcessGroup | None:
+        return units[0].own_group if units and len(units[0].ranks) == 1 else None
+
+    found = seen(look, None) or dist.group.WORLD
+    assert found is not None
+    return found
 
 
 def _new_tunable(
@@ -203,24 +208,5 @@ def _new_tunable(
     parts = [[places[rank] for rank in each] for each in shards]
     communicator = ShardCommunicator(group, device, parts)
     weakref.finalize(model, communicator.close).atexit = False
-    return TunableUnits(model, units, algorithm, communicator)
-
-
-def _tune(
-    model: ShardedModel,
-    environment: Environment,
-    optimizers: Sequence[torch.optim.Optimizer],
-    file: ConfigurationFile | None,
-) -> None:
-    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
-
-    units, refusal = _units_of(model)
-    # By no collective: a rank that is not to be tuned would not come to one.
-    model._not_tuned = why_not_admitted(_group_of(units), refusal, environment.knobs)
-    if not model._not_tuned:
-        model._not_tuned, name = NO_CONTROL_GROUP, type(model).__name__
-        model._agent = start_agent(tunable_of(model), optimizers, environment, name, file)
-    if model._agent is not None:
-        weakref.finalize(model, model._agent.close).atexit = False
-    elif environment.result is not None and model.tuning.rank == 0:
-        write_result_line(environment.result, model.tuning)
+    make = partial(TunableUnits, model, units, algorithm, communicator)
+    return together(make, TunableUnits.leave, group, device) if algorithm.is_torchs else make()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 
 from bagua_client.configuration import Configuration
+from bagua_client.tunable.looks import a_look, seen
 from bagua_client.tunable.reconfiguration import Reconfiguration
 from bagua_client.tunable.tunable import Changeable
 from bagua_client.tuning import Tuning
@@ -32,12 +34,18 @@ class TunedModel:
     @property
     def configuration(self) -> Configuration:
         """The configuration in force, or the one that will be from the next step on."""
-        raise NotImplementedError
+        if self._tunable is not None:
+            return self._tunable.layout_to_come.configuration
+        return seen(self._given_configuration, Configuration())
+
+    def _given_configuration(self) -> Configuration:
+        """The one that the model has where nothing has been changed."""
+        return Configuration()
 
     @property
     def _tuned_rank(self) -> int:
         """This process's rank among those that train the model."""
-        raise NotImplementedError
+        return dist.get_rank() if self._tunable is None else self._tunable.communicator.rank
 
     @property
     def is_tuning(self) -> bool:
@@ -101,3 +109,13 @@ class TunedModel:
         communicator = tunable.communicator
         change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
         return tunable.change(change.conclude()) and change.agreed
+
+
+@a_look
+def become(model: object, ours: type[TunedModel], **names: Any) -> str:
+    """Make a model one of ``ours``, too, in place, with these names in its class. Answers why it
+    cannot be one; empty: it is."""
+    kind = type(model)
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **names}
+    model.__class__ = type(kind.__name__, (ours, kind), named)
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -12,11 +13,10 @@ import torch.distributed as dist
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
-from bagua_client.integrations.given_configuration import agreed_file, train_with
-from bagua_client.integrations.tuned_model import TunedModel
-from bagua_client.result_line import write_result_line
+from bagua_client.integrations.start import Start
+from bagua_client.integrations.tuned_model import TunedModel, become
+from bagua_client.tunable.looks import a_look, seen, together
 from bagua_client.zero.buckets import Buckets, refusal_of
 from bagua_client.zero.offer import default_of
 from bagua_client.zero.tunable_engine import TunableEngine
@@ -35,11 +35,7 @@ class TunedEngine(TunedModel):
     algorithm: Algorithm = find(DEFAULT_ALGORITHM)
     """It is never another one: DeepSpeed reduces by itself."""
 
-    @property
-    def configuration(self) -> Configuration:
-        """The configuration in force, or the one that will be from the next step on."""
-        if self._tunable is not None:
-            return self._tunable.layout_to_come.configuration
+    def _given_configuration(self) -> Configuration:
         return Configuration() if refusal_of(self) else default_of(Buckets(self))
 
     def reconfigure(self, configuration: Configuration) -> bool:
@@ -63,10 +59,6 @@ class TunedEngine(TunedModel):
             self._tunable.step_ends()
         return result
 
-    @property
-    def _tuned_rank(self) -> int:
-        return dist.get_rank() if self._tunable is None else self._tunable.communicator.rank
-
 
 def tunable_of(engine: Any) -> TunableEngine:
     """Made when it is needed first, on all ranks together.
@@ -82,7 +74,8 @@ def tunable_of(engine: Any) -> TunableEngine:
         device = torch.device("cpu") if on_cpu else buckets.device
         communicator = Communicator(buckets.group, device)
         weakref.finalize(engine, communicator.close).atexit = False
-        engine._tunable = TunableEngine(engine, buckets, communicator)
+        make = partial(TunableEngine, engine, buckets, communicator)
+        engine._tunable = together(make, TunableEngine.leave, buckets.group, device)
     tunable: TunableEngine = engine._tunable
     return tunable
 
@@ -101,58 +94,53 @@ def tune_engine(
     if asked.name != DEFAULT_ALGORITHM:
         raise ValueError(f"{asked.name} is not for an engine of DeepSpeed, which reduces by itself")
     if not isinstance(engine, TunedEngine):
-        kind = type(engine)
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        engine.__class__ = type(kind.__name__, (TunedEngine, kind), names)
-        _begin(engine, Environment.read(), optimizers)
+        reason = become(engine, TunedEngine)
+        _begin(engine, Environment.read(), optimizers, reason)
     return engine
 
 
 def _begin(
-    engine: Any, environment: Environment, optimizers: Sequence[torch.optim.Optimizer]
+    engine: Any,
+    environment: Environment,
+    optimizers: Sequence[torch.optim.Optimizer],
+    reason: str,
 ) -> None:
+    """Args:
+    reason: why the engine is none of ours; empty: it is.
+    """
+    refusal = reason or _refusal(engine)
+    start = Start(
+        name=seen(lambda: type(engine.module).__name__, ""),
+        group=_group_of(engine),
+        refusal=lambda: refusal,
+        tunable=partial(tunable_of, engine),
+        optimizers=[*optimizers, *seen(lambda: _stepping(engine), [])],
+        unchecked=UNCHECKED,
+    )
+    start.begin(engine, environment)
+
+
+@a_look
+def _refusal(engine: Any) -> str:
+    """Why nothing of it can be changed, or not all that is needed can be read; empty: it can."""
     refusal = refusal_of(engine)
-    group = _group_of(engine)
-    file = agreed_file(group, environment, lambda: refusal)
-    if environment.autotune:
-        _tune(engine, group, refusal, environment, optimizers, file)
-    if file is not None and engine._agent is None:
-        train_with(tunable_of(engine), file)
-    if environment.check is not None:
-        from bagua_client.checking import check
+    if not refusal:
+        Buckets(engine)
+    return refusal
 
-        def tunable() -> TunableEngine:
-            return tunable_of(engine)
 
-        check.begin(group, refusal or UNCHECKED, tunable, optimizers, environment.check)
+def _stepping(engine: Any) -> list[torch.optim.Optimizer]:
+    """The optimizer of torch's that makes the step, where there is one."""
+    found = engine.optimizer.optimizer
+    return [found] if isinstance(found, torch.optim.Optimizer) else []
 
 
 def _group_of(engine: Any) -> dist.ProcessGroup:
     """The ranks that reduce the engine's gradients together; all, where that is not known."""
-    found: dist.ProcessGroup | None = getattr(engine.optimizer, "dp_process_group", None)
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD if found is None else found
 
+    def look() -> dist.ProcessGroup | None:
+        return getattr(engine.optimizer, "dp_process_group", None)
 
-def _tune(
-    engine: Any,
-    group: dist.ProcessGroup,
-    refusal: str,
-    environment: Environment,
-    optimizers: Sequence[torch.optim.Optimizer],
-    file: ConfigurationFile | None,
-) -> None:
-    from bagua_client.agent import NO_CONTROL_GROUP, start_agent, why_not_admitted
-
-    # By no collective: a rank that is not to be tuned would not come to one.
-    engine._not_tuned = why_not_admitted(group, refusal, environment.knobs)
-    if not engine._not_tuned:
-        engine._not_tuned, name = NO_CONTROL_GROUP, type(engine.module).__name__
-        tunable = tunable_of(engine)
-        stepping = tunable.buckets.stepping
-        known = [*optimizers, *([] if stepping is None else [stepping])]
-        engine._agent = start_agent(tunable, known, environment, name, file)
-    if engine._agent is not None:
-        weakref.finalize(engine, engine._agent.close).atexit = False
-    elif environment.result is not None and engine.tuning.rank == 0:
-        write_result_line(environment.result, engine.tuning)
+    found = seen(look, None) or dist.group.WORLD
+    assert found is not None
+    return found

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client.algorithms import Algorithm, GlobalAlgorithmRegistry, QAdamOptimizer
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
@@ -16,7 +15,7 @@ OPTIMIZER, SCALER = "q_adam_optimizer", "grad_scaler"
 """Arguments of an algorithm that the training has."""
 QADAM_MESSAGE = "Bagua QAdam can only accept one QAdamOptimizer and one LR Scheduler."
 _SET_BY_LIGHTNING = {"self", "module", "device_ids", "output_device", "kwargs"}
-_OF_WRAPPER = set(inspect.signature(TorchDistributedDataParallel.__init__).parameters)
+_OF_WRAPPER = {*inspect.signature(DistributedDataParallel).parameters} - {"optimizers", "algorithm"}
 
 
 class Choice:

@@ -18,6 +18,7 @@ from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 from bagua_client.torch_private.wrapper import knows_parameters
+from bagua_client.tunable.looks import a_look
 
 KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62
@@ -192,6 +193,7 @@ def _fills_links(communicator: Communicator) -> bool:
     return communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1
 
 
+@a_look
 def refusal_of(ddp: DistributedDataParallel, default_caps: Caps) -> str:
     """Why no setting can be changed while this training runs; empty: some can."""
     if not torchs.has_reducer(ddp):

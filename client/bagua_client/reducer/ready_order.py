@@ -57,6 +57,10 @@ class ReadyOrder:
         self.used.pop(index, None)  # The latest is the last.
         self.used[index] = None
 
+    def close(self) -> None:
+        """Look no longer."""
+        torchs.remove(self._handles)
+
     def saw(self, bucket: GradBucket) -> None:
         """Record the parameters of a bucket that is full."""
         if not self.is_agreed:
@@ -105,4 +109,4 @@ class ReadyOrder:
         """The order that all ranks have, and buckets are cut in from now on."""
         self.indices = self.learned = tuple(indices)
         self.is_agreed = self.is_known = True
-        torchs.remove(self._handles)
+        self.close()

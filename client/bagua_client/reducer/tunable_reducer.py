@@ -348,6 +348,10 @@ class TunableReducer(ChangedTogether):
         self.is_attached = self._sees_buckets = False
         self._may_leave = True
 
+    def leave(self) -> None:
+        """See :meth:`ChangedTogether.leave`; no step has been seen."""
+        self._order.close()
+
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel. Called in the backward pass."""
         if bucket.index() == 0:

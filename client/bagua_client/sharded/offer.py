@@ -18,6 +18,7 @@ from bagua_client.sharded.memory import BYTES_OF_16_BITS
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.tunable.looks import a_look
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""
@@ -215,6 +216,7 @@ def uses_ours(configuration: Configuration, scatters: bool = True) -> bool:
     return by_node or configuration.channels > 1 or (scatters and has_own)
 
 
+@a_look
 def refusal_of(units: Sequence[Unit]) -> str:
     """Why no setting of a sharded model can be changed; empty: some can."""
     if not torchs.can_be_set():

@@ -124,7 +124,7 @@ class TunableUnits(ChangedTogether):
                 if module is not model
             ),
         ]
-        weakref.finalize(model, self._leave).atexit = False
+        weakref.finalize(model, self.leave).atexit = False
 
     @property
     def _held(self) -> _Held:
@@ -141,11 +141,13 @@ class TunableUnits(ChangedTogether):
     def memory(self) -> UnitsMemory | None:
         return self._held.memory
 
-    def _leave(self) -> None:
-        """The model is gone. Whoever is told of it holds this a while longer, and must not hold its
-        parameters and gradients."""
+    def leave(self) -> None:
+        """The model is gone, or not to be tuned after all. Whoever is told of that holds this a
+        while longer, and must not hold its parameters and gradients."""
         for handle in self._handles:
             handle.remove()
+        if (held := self._held_by_model()) is not None:
+            held.traffic.remove()
         self.parameters = self.declared.parameters = ()
         self.algorithm = find(DEFAULT_ALGORITHM)
 
@@ -191,7 +193,8 @@ class TunableUnits(ChangedTogether):
     # Apply
 
     def _put(self, layout: Layout) -> None:
-        algorithm, is_open = self._planned(layout.configuration), self._passes.are_open
+        algorithm = self._planned(layout.configuration)
+        is_open = self._passes.are_open or self.observers.has_failed  # Then it is not known.
         self._held.settings.put(layout, algorithm, is_open)
 
     def _described(self, layout: Layout) -> str:
@@ -257,9 +260,12 @@ class TunableUnits(ChangedTogether):
         be in use; the next pass begins anew anyway."""
         if self._is_in_forward or is_in_backward() or self.is_left:
             return
-        stepped = (each for group in optimizer.param_groups for each in group["params"])
-        if any(id(each) in self._own for each in stepped):
+        if self.observers.call(self._holds_own, optimizer) is not False:
             self._held.settings.reshard()
+
+    def _holds_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        held = (each for group in optimizer.param_groups for each in group["params"])
+        return any(id(each) in self._own for each in held)
 
     @untraced
     def _forward_begins(self, *_: Any) -> None:
@@ -275,22 +281,26 @@ class TunableUnits(ChangedTogether):
     @untraced
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._is_in_forward = self._held.settings.is_training = False
-        self._passes.forward_ends(output)
+        self.observers.call(self._passes.forward_ends, output)
         is_whole = output is not None  # An error may have ended it.
         if self._unmergeable == NOT_SEEN and self._steps and is_whole:
-            # What is used twice in a pass, or in another order, cannot communicate as one.
-            inner = [place for place, unit in enumerate(self.units) if unit.name]
-            in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner
-            self._unmergeable = "" if in_order else OUT_OF_ORDER
-            if not in_order and self._is_attached and self.communicator.rank == 0:
-                logger.info("autotune merges no units: %s", OUT_OF_ORDER)
+            self.observers.call(self._see_order)
         if not torch.is_grad_enabled():
             self._held.settings.reshard()
+
+    def _see_order(self) -> None:
+        """What is used twice in a pass, or in another order, cannot communicate as one."""
+        inner = [place for place, unit in enumerate(self.units) if unit.name]
+        in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner
+        self._unmergeable = "" if in_order else OUT_OF_ORDER
+        if not in_order and self._is_attached and self.communicator.rank == 0:
+            logger.info("autotune merges no units: %s", OUT_OF_ORDER)
 
     @untraced
     def _unit_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         if not self._is_in_forward and not is_in_backward():
-            self._passes.forward_ends(output)  # Of a block that the training calls by itself.
+            # Of a block that the training calls by itself.
+            self.observers.call(self._passes.forward_ends, output)
 
 
 def _weakly(tunable: TunableUnits) -> Callable[..., None]:

@@ -13,7 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.torch_private.wrapper import Parameters, all_trained, called_untraced
+from bagua_client.torch_private.wrapper import (
+    Parameters,
+    all_trained,
+    called_untraced,
+    signature_of_wrapper,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import BuiltinCommHookType as BuiltinCommHookType
@@ -30,7 +35,7 @@ GRAPH_BYTES = 4 * 1024 * 1024
 """Gradient bytes in one part of a compiled wrapper's graph while it is being tuned."""
 STEPS_TIMED = 10
 """First steps of each reducer that torch times; later only every hundredth."""
-HAS_BUCKET_CAPS = "bucket_cap_mb_list" in DistributedDataParallel.__init__.__code__.co_varnames
+HAS_BUCKET_CAPS = "bucket_cap_mb_list" in signature_of_wrapper().parameters
 """Whether each bucket may have its own cap (since torch 2.11)."""
 HAS_BUCKET_CONFIG = hasattr(ddp_module, "_BucketCapacityConfig")
 """Whether torch keeps the caps in one object (since torch 2.12)."""

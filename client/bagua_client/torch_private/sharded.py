@@ -111,9 +111,11 @@ class Unit:
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The global ranks of the group that its parts are spread over; for each copy of the model
-        in turn."""
+        in turn. Where each rank has a copy of its own (``replicate_with_fsdp``), that is one."""
         info = self.group.mesh_info
         mesh, dim = info.mesh.mesh, info.shard_mesh_dim
+        if dim is None:
+            return tuple((rank,) for rank in mesh.flatten().tolist())
         return tuple(
             tuple(row) for row in mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
         )

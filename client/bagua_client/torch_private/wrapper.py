@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copyreg
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as ddp_module
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import BuiltinCommHookType
@@ -36,6 +39,36 @@ def called_untraced(function: Callable[P, T]) -> Callable[P, T]:
 @untraced
 def _call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return function(*args, **kwargs)
+
+
+def signature_of_wrapper() -> inspect.Signature:
+    """The signature of torch's wrapper, as torch wrote it: somebody may have put a constructor of
+    their own, such as ``lambda self, *args, **kwargs``, in the place of torch's. Then the defaults
+    are not known, and None."""
+    init = DistributedDataParallel.__init__
+    if getattr(inspect.unwrap(init), "__globals__", None) is vars(ddp_module):
+        return inspect.signature(init)
+    names: Sequence[str] = ("self", "module")
+    find = getattr(getattr(ddp_module.__spec__, "loader", None), "get_code", None)
+    code = None if find is None else find(ddp_module.__name__)
+    for place in ("DistributedDataParallel", "__init__"):
+        inner = () if code is None else code.co_consts
+        code = next((each for each in inner if getattr(each, "co_name", "") == place), None)
+    if code is not None:
+        names = code.co_varnames[: code.co_argcount]
+    kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    defaults = [none if name in ("self", "module") else None for name in names]
+    return inspect.Signature(
+        inspect.Parameter(name, kind, default=default)
+        for name, default in zip(names, defaults, strict=True)
+    )
+
+
+def is_composed(module: object) -> bool:
+    """Whether torch's composable ``replicate`` was called on a module; imports nothing."""
+    composable = sys.modules.get("torch.distributed._composable.replicate")
+    kind = getattr(composable, "DDP", None)
+    return kind is not None and isinstance(module, kind)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,10 @@ class ChangedTogether(ABC):
         self.waiting = nullcontext
         self.vote_in(self.communicator.group, self.communicator.device)
 
+    def leave(self) -> None:
+        """Nothing is to be changed after all: take back what looks at the model."""
+        return
+
     # What a change is made of
 
     @abstractmethod

@@ -71,13 +71,13 @@ class Observers:
             logger.error(
                 "autotune stops: an error in observing the training on rank %d, which goes on (%s)",
                 self._rank,
-                _in_a_line(error),
+                in_a_line(error),
             )
         logger.debug("what observes the training has failed", exc_info=error)
 
 
-def _in_a_line(error: Exception) -> str:
-    """Return the error in one line, with its place; torch's further lines are about itself."""
+def in_a_line(error: Exception) -> str:
+    """The error in one line, with its place; torch's further lines are about itself."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}"

@@ -146,10 +146,12 @@ def prepared(
 
 def way_back(tunable: Tunable, group: dist.ProcessGroup, device: torch.device) -> Layout:
     """The default's layout with its process groups made; the one in force where they are gone and
-    cannot be made. All ranks call this together."""
-    default = tunable.plan(tunable.default)
-    if not (reason := prepared(tunable, default, group, device)):
-        return default
+    cannot be made, or a rank cannot plan it. All ranks call this together."""
+    planned: list[Layout] = []
+    ranks, _ = attempt(lambda: planned.append(tunable.plan(tunable.default)), group, device)
+    reason = f"rank {ranks} cannot plan the default" if ranks else ""
+    if not (reason := reason or prepared(tunable, planned[0], group, device)):
+        return planned[0]
     if tunable.communicator.rank == 0:
         logger.error("%s: all ranks keep %s", reason, tunable.layout.configuration)
     return tunable.layout
@@ -161,7 +163,7 @@ def _planned(tunable: Tunable, configuration: Configuration) -> Layout | None:
     """
     try:
         return tunable.plan(configuration)
-    except ValueError as error:
+    except Exception as error:  # A ValueError, where the plan itself has no fault.
         rank = tunable.communicator.rank
         logger.warning("rank %d cannot carry out %s: %s", rank, configuration, error)
         return None

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.layout import TensorSpec
+from bagua_client.tunable.looks import a_look
 
 ENGINE = "deepspeed.runtime.engine", "DeepSpeedEngine"
 STAGES_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
@@ -61,6 +62,7 @@ def is_engine(model: object) -> bool:
     return kind is not None and isinstance(model, kind)
 
 
+@a_look
 def refusal_of(engine: Any) -> str:
     """Why none of the sizes can be changed; empty: some can."""
     try:
