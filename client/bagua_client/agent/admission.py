@@ -162,15 +162,15 @@ def start_agent(
     communicator = tunable.communicator
     voters = communicator.group, communicator.device
     ranks = tuple(dist.get_process_group_ranks(communicator.group))
-    name = name_of(environment, model, ranks, _models[ranks] + 1)
 
-    def offer() -> tuple[Handover, list[str]]:
+    def offer() -> tuple[str, Handover, list[str]]:
+        name = name_of(environment, model, ranks, _models[ranks] + 1)
         handover = Handover(name, communicator, environment)
         handover.offer()
         reasons = tunable.offer.reasons(communicator)
-        return handover, [*reasons, *_not_for(tunable, environment.allowed)]
+        return name, handover, [*reasons, *_not_for(tunable, environment.allowed)]
 
-    handover, left_alone = together(offer, lambda _: None, *voters)
+    name, handover, left_alone = together(offer, lambda _: None, *voters)
     group = control_group(communicator)
     _models[ranks] += 1
     tell_left_alone(tunable, left_alone)

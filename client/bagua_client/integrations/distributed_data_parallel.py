@@ -177,12 +177,15 @@ class DistributedDataParallel(TunedModel, WithMoments):
     def _hook_came(self) -> None:
         if self._tunable is not None:
             self._tunable.look_on()
-            hook = self._tunable.offer.hook
-            # Where it ends the tuning, the agent says so.
-            if self.is_tuning and hook is not None and not self._tunable.refusal:
-                from bagua_client.agent import tell_left_alone
+            self._tunable.observers.call(self._look_at_hook, self._tunable)
 
-                tell_left_alone(self._tunable, [describe_hook(hook)])
+    def _look_at_hook(self, tunable: TunableReducer) -> None:
+        hook = tunable.offer.hook
+        # Where it ends the tuning, the agent says so.
+        if self.is_tuning and hook is not None and not tunable.refusal:
+            from bagua_client.agent import tell_left_alone
+
+            tell_left_alone(tunable, [describe_hook(hook)])
 
 
 _TORCHS = signature_of_wrapper()

@@ -35,32 +35,35 @@ def replace_torchs_class() -> None:
     DistributedDataParallel.__module__ = TorchDistributedDataParallel.__module__
 
 
-def follow_fully_shard() -> None:
+def follow_fully_shard(module: str = "torch.distributed.fsdp", name: str = "fully_shard") -> None:
     """From now on each model that ``fully_shard`` shards is one that is tuned, if that is asked
-    for; see :func:`replace_torchs_class`."""
+    for; see :func:`replace_torchs_class`.
+
+    Args:
+        module, name: of ``fully_shard``, or of a function of torch's that does as it does.
+    """
     environment = Environment.read()
     if not environment.autotune and environment.check is None:
         return
-    fsdp: Any = importlib.import_module("torch.distributed.fsdp")
-    torchs = getattr(fsdp, "fully_shard", None)  # Since torch 2.6.
+    torchs: Any = getattr(importlib.import_module(module), name, None)  # Since torch 2.6.
     if torchs is None or hasattr(torchs, "__wrapped_by_bagua__"):
         return
     from bagua_client.integrations.sharded_model import tune_if_whole
 
     @a_look
-    def follow(module: Any) -> str:
-        tune_if_whole(module)
+    def follow(model: Any) -> str:
+        tune_if_whole(model)
         return ""
 
     @functools.wraps(torchs)
-    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         found = torchs(module, *args, **kwargs)
         if not isinstance(module, list | tuple) and (reason := follow(module)):
             logger.warning("autotune is off: %s", reason)
         return found
 
-    fully_shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
-    _replace(torchs, fully_shard)
+    shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
+    _replace(torchs, shard)
 
 
 def follow_deepspeed() -> None:

@@ -117,5 +117,8 @@ def become(model: object, ours: type[TunedModel], **names: Any) -> str:
     cannot be one; empty: it is."""
     kind = type(model)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **names}
+    if kind.__new__ is not object.__new__:
+        # Torch's counts classes from the front to find the one that a slice of a container is of.
+        named["__new__"] = lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)
     model.__class__ = type(kind.__name__, (ours, kind), named)
     return ""

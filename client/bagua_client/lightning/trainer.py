@@ -104,7 +104,7 @@ class WithAlgorithm(DDPStrategy):
         output = super().training_step(*args, **kwargs)
         if self._tells_loss and self._wrapper is not None:
             loss = output.get("loss") if isinstance(output, Mapping) else output
-            if loss is not None:
+            if isinstance(loss, torch.Tensor | float | int):
                 self._wrapper.report_loss(loss)
         return output
 

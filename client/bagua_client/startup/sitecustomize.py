@@ -19,6 +19,10 @@ LIGHTNING = "lightning", "pytorch_lightning"
 """The same library under its two names; each has a list of strategies of its own."""
 
 
+REPLICATES = "torch.distributed._composable.replicate_with_fsdp", "replicate"
+"""Where torch has its other function that makes a model one as ``fully_shard`` does."""
+
+
 class AfterImport:
     """Calls something when a module has been imported; an importer of ``sys.meta_path``."""
 
@@ -58,9 +62,9 @@ def _replace() -> None:
         _say(f"trains with torch's own DistributedDataParallel and is not tuned: {error!r}")
 
 
-def _follow_sharding() -> None:
+def _follow_sharding(*place: str) -> None:
     try:
-        importlib.import_module("bagua_client.integrations.replacement").follow_fully_shard()
+        importlib.import_module("bagua_client.integrations.replacement").follow_fully_shard(*place)
     except Exception as error:
         _say(f"does not tune what fully_shard shards: {error!r}")
 
@@ -94,6 +98,7 @@ def _prepare() -> None:
     if os.environ.get("BAGUA_REPLACES_DDP") == "1":
         AfterImport("torch", _replace)
         AfterImport("torch.distributed.fsdp", _follow_sharding)
+        AfterImport(REPLICATES[0], lambda: _follow_sharding(*REPLICATES))
         AfterImport("deepspeed", _follow_engines)
         for name in LIGHTNING:
             AfterImport(name, _register_strategies)

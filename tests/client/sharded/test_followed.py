@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from bagua_client.integrations import sharded_model
+from bagua_client.integrations.tuned_model import become
 
 PROGRAM = """
 import torch.distributed.fsdp as fsdp
@@ -46,7 +47,7 @@ class _Particular(nn.Module):
 
 def test_what_a_models_class_does_where_another_is_derived_from_it_is_left_to_the_user() -> None:
     model = _Particular()
-    sharded_model._become(model)
+    assert become(model, sharded_model.ShardedModel) == ""
     assert isinstance(model, sharded_model.ShardedModel)
     assert _Particular.derived == []
     get_type_hints(type(model))
