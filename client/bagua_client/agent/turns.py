@@ -141,9 +141,10 @@ class Turns:
                 self._thread.start()
 
     def remove(self, turn: Turn) -> None:
-        """Remove a model that is gone."""
+        """Remove a model that is gone; one may end its tuning first, and be gone later."""
         with self._lock:
-            self._turns.remove(turn)
+            if turn in self._turns:
+                self._turns.remove(turn)
         self.pass_on()
 
     def others_made(self, turn: Turn, reductions: int) -> None:

@@ -337,7 +337,8 @@ def test_a_model_of_torchs_composable_replicate_is_left_alone_with_a_line(
     assert [is_equal for is_equal, _ in results] == [True, True]
     (line,) = [line for _, lines in results for line in lines]
     reason = "each rank holds the whole model" if with_fsdp else "composable replicate()"
-    assert line.startswith("autotune is off: ") and reason in line
+    assert line.startswith("autotune is off: ")
+    assert reason in line
 
 
 def _slices(is_tuned: bool) -> list[type]:
