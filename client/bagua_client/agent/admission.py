@@ -168,6 +168,7 @@ def start_agent(
         handover = Handover(name, communicator, environment)
         handover.offer()
         reasons = tunable.offer.reasons(communicator)
+        tunable.offer.values(communicator, environment.allowed)  # Needed once the job is described.
         return name, handover, [*reasons, *_not_for(tunable, environment.allowed)]
 
     name, handover, left_alone = together(offer, lambda _: None, *voters)
@@ -202,7 +203,8 @@ def _pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
             look = partial(_check_pinned, tunable, knob, choice.pinned)
             failed, why = attempt(look, communicator.group, communicator.device)
             if failed:
-                raise ValueError(why.partition(": ")[2] or f"rank {failed} cannot have it")
+                reason = why.partition(": ")[2].partition("\n")[0]
+                raise ValueError(reason or f"rank {failed} cannot have it")
             tunable.start_from(replace(tunable.default, **pinned))
         except (RuntimeError, ValueError) as error:
             if communicator.rank == 0:

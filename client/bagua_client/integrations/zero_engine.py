@@ -114,7 +114,7 @@ def _begin(
         group=_group_of(engine),
         refusal=lambda: refusal,
         tunable=partial(tunable_of, engine),
-        optimizers=[*optimizers, *seen(lambda: _stepping(engine), [])],
+        optimizers=[*optimizers, *_stepping(engine)],
         unchecked=UNCHECKED,
     )
     start.begin(engine, environment)
@@ -131,7 +131,7 @@ def _refusal(engine: Any) -> str:
 
 def _stepping(engine: Any) -> list[torch.optim.Optimizer]:
     """The optimizer of torch's that makes the step, where there is one."""
-    found = engine.optimizer.optimizer
+    found: object = seen(lambda: engine.optimizer.optimizer, None)
     return [found] if isinstance(found, torch.optim.Optimizer) else []
 
 

@@ -59,8 +59,10 @@ def signature_of_wrapper() -> inspect.Signature:
     kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     defaults = [none if name in ("self", "module") else None for name in names]
     return inspect.Signature(
-        inspect.Parameter(name, kind, default=default)
-        for name, default in zip(names, defaults, strict=True)
+        [
+            inspect.Parameter(name, kind, default=default)
+            for name, default in zip(names, defaults, strict=True)
+        ]
     )
 
 
