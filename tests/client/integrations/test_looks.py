@@ -236,11 +236,9 @@ def _with(
 ) -> tuple[str, list[str]]:
     """What is wrong on this rank, and what it has said."""
     is_on = dist.get_rank() in failing
-    variables = {
-        "BAGUA_AUTOTUNE_URL": url,
-        "BAGUA_AUTOTUNE_JOB": str(fault),
-        **fault.variables,
-    }
+    variables = dict(fault.variables)
+    if "BAGUA_AUTOTUNE" in variables:
+        variables |= {"BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": str(fault)}
     gc.collect()  # What is left of other models looks at each optimizer's steps, too, and fails.
     check._checks.clear()
     with mock.patch.dict(os.environ, variables), _listening() as lines:
