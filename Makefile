@@ -4,27 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
-# What protects users: the service, the client beside torch's class, and whole jobs that are tuned.
-CORE := tests/client tests/autotune
-JOBS := tests/e2e/test_tuning.py
-# Slow, or seldom broken by a change, and neither disturbed by others nor timed.
-SLOW := tests/docs tests/integrations tests/deploy tests/simulator tests/autotune/system \
-	$(addprefix tests/autotune/,api/test_hanging_database.py store/engine/test_migrations.py) \
-	$(addprefix tests/autotune/cli/commands/test_,simulate.py watch.py) \
-	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
-	tests/client/agent/test_observers.py \
-	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \
-	$(addprefix tests/e2e/,launching/test_bagua_worker.py launching/test_launching.py) \
-	$(addprefix tests/e2e/test_,complexity.py results.py) \
-	$(addprefix tests/benchmarks/test_,noise.py reducer.py visits.py) \
-	$(addprefix tests/benchmarks/,gain jobs workloads) tests/dashboards
-# All else (faults, hosts, browsers) mostly waits, and what it starts wants a core: two at a time.
-# In this order, so that the longest are not begun last.
+# Several processes, one file at a time each.
 TOGETHER := --dist loadfile --no-loadscope-reorder --numprocesses
 PYTEST := $(BIN)/python -m pytest --durations 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-jobs test-deepspeed test-all upstream-ddp upstream-fsdp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test test-slow test-deepspeed test-all upstream-ddp upstream-fsdp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -56,21 +41,18 @@ ifdef ARGS
 else
 	@status=0; set -x; \
 	$(BIN)/mypy > $(VENV)/.types 2>&1 & \
-	$(PYTEST) $(TOGETHER) 3 $(CORE) $(addprefix --ignore=,$(SLOW)) || status=1; \
-	$(PYTEST) $(JOBS) || status=1; \
+	$(PYTEST) $(TOGETHER) 3 -m "not slow" || status=1; \
 	wait $$! || status=1; cat $(VENV)/.types; \
 	exit $$status
 endif
 
-test-slow: $(STAMP) ## The tests of documents, the simulator, frameworks, deployment, torch's class beside ours, Bagua
-	$(PYTEST) $(TOGETHER) 3 $(SLOW)
-
-test-jobs: $(STAMP) ## All other tests: whole jobs with faults, emulated hosts, browsers
-	$(PYTEST) $(TOGETHER) 2 $(addprefix --ignore=,$(CORE) $(JOBS) $(SLOW))
+# Whole jobs and what they start want a core each: two at a time.
+test-slow: $(STAMP) ## The tests that are marked slow: documents, frameworks, whole jobs with faults, hosts, browsers
+	$(PYTEST) $(TOGETHER) 2 -m slow
 
 test-all: $(STAMP) ## All tests: "make test", then the other parts; says how long each took
 	@status=0; times=; \
-	for part in test test-slow test-jobs upstream-ddp; do \
+	for part in test test-slow upstream-ddp; do \
 		began=$$(date +%s); \
 		$(MAKE) $$part || status=1; \
 		times="$$times$$part $$(($$(date +%s) - began)) s\n"; \

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -52,12 +53,22 @@ _UNHURRIED: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow],
     "database": None,
 }
-settings.register_profile("repeatable", derandomize=True, **_UNHURRIED)
+settings.register_profile("repeatable", derandomize=True, max_examples=25, **_UNHURRIED)
 settings.register_profile("fuzz", derandomize=False, print_blob=True, **_UNHURRIED)
 settings.load_profile("repeatable")
 # Hypothesis mixes in constants of the modules that are imported by then, which depend on the tests
 # that ran before, and so on how they were dealt out. There is no public switch.
 providers._get_local_constants = lambda: providers._local_constants  # as yet none
+
+_ALL_SLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file of which nothing will run: importing it takes every process its time."""
+    if collection_path.suffix != ".py" or config.option.markexpr != "not slow":
+        return None
+    return bool(_ALL_SLOW.search(collection_path.read_text())) or None
+
 
 _TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 

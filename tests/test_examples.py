@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.slow
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 

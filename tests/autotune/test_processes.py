@@ -18,6 +18,8 @@ from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, registration
 from tests.autotune.test_server import is_alive, serve_until_it_fails
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_SECONDS = 60
 REQUESTS = 40
 

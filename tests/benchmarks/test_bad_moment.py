@@ -27,6 +27,8 @@ from benchmarks.support.noise.figures import of_bad_moments
 from benchmarks.support.noise.unseen import cases
 from benchmarks.support.noise.weather import Climate
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 STILL = Climate("", inside=0.0)
 

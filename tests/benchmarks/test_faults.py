@@ -14,6 +14,8 @@ from benchmarks.support.fault_injection.proxy import FaultyProxy, Report
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import registration
 
+pytestmark = pytest.mark.slow
+
 SILENT = ("drop", "lose", "half")  # the client has no answer
 TAKEN = ("delay", "duplicate", "repeat late", "")
 

@@ -30,6 +30,8 @@ from benchmarks.support.noise.weather import (
 )
 from benchmarks.support.simulated_job import truth
 
+pytestmark = pytest.mark.slow
+
 
 def logs(climate: Climate, visits: int, steps: int) -> list[list[float]]:
     """Of the factors of steps, by visit."""

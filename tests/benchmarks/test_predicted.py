@@ -17,6 +17,8 @@ from bagua_simulator.measured.recorded import load_record
 from bagua_simulator.measured.step_times import step_times_of
 from benchmarks import predicted
 
+pytestmark = pytest.mark.slow
+
 PROFILE = Path(__file__).parents[1] / "simulator" / "recorded" / "vgg16_two_hosts.json"
 MIB = 1024 * 1024
 

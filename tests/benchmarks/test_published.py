@@ -11,6 +11,8 @@ import pytest
 from benchmarks import published
 from benchmarks.support.published import BERT_LARGE, BESIDE, FIGURES, VGG16, Figure
 
+pytestmark = pytest.mark.slow
+
 ROWS = {figure.name: figure.rows() for figure in FIGURES}
 
 

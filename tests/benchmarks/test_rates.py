@@ -22,6 +22,8 @@ from tests.autotune.store.postgresql import find_binaries
 from tests.outside import BAGUA as BAGUA_RELEASE
 from tests.outside import folder_of
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 5
 """On a machine that is busy with other work a short run may see no decision."""
 

@@ -10,6 +10,8 @@ from benchmarks.support.models import GradientList
 from benchmarks.support.recut import hooked, recut
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def cell(way, ours, goals=GOALS):
     found = {"model": "resnet50", "bucket_mib": 25, "way": way, "stock": [1.0] * len(ours)}

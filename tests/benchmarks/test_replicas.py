@@ -16,6 +16,8 @@ from benchmarks.support.fault_injection import replicas as module
 from benchmarks.support.fault_injection.proxy import FaultyProxy
 from tests.autotune.store.postgresql import find_binaries
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_job_is_tuned_while_a_replica_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_binaries() is None:

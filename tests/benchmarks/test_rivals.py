@@ -15,6 +15,8 @@ from benchmarks.support.noise.tunings import Setting, tune
 from benchmarks.support.noise.unseen import cases
 from benchmarks.support.noise.weather import CLIMATES, Climate
 
+pytestmark = pytest.mark.slow
+
 STEPS = 120
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.support.cells.memory import judged
 
+pytestmark = pytest.mark.slow
+
 
 def setting(kept: int) -> dict[str, Any]:
     return {"kept_units": kept, "channels": 1}

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import soak
 from benchmarks.soak import Sample, by_tenth, show
 
+pytestmark = pytest.mark.slow
+
 FLAT = [Sample(float(i), i * 10, i, 200 * 2**20, 20, 30, 20 * 2**20, 0.1) for i in range(1, 101)]
 
 

@@ -11,6 +11,8 @@ from bagua_autotune.system.running.runs import Outcome
 from benchmarks import system
 from benchmarks.system import Bench, Counts
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--num-layers", "4", "--layer-parameters", "1000"]
 
 
@@ -51,7 +53,6 @@ def test_too_many_kept_layers_are_out_of_memory() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(600)
 def test_a_round_ends_with_a_table_and_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

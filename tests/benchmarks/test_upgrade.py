@@ -10,6 +10,8 @@ from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from benchmarks import upgrade
 from tests.autotune.store.postgresql import find_binaries
 
+pytestmark = pytest.mark.slow
+
 
 def test_replicas_are_restarted_while_a_job_and_a_model_use_them() -> None:
     if find_binaries() is None:

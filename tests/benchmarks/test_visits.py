@@ -12,6 +12,8 @@ import pytest
 from benchmarks import visits
 from benchmarks.visits import steadiness
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(visits.__file__).parents[1]
 
 

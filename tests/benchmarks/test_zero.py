@@ -14,7 +14,7 @@ from benchmarks import zero
 from benchmarks.support.workloads.zero import SIZES, SIZES_OF_STAGE_3
 from tests.client.zero.models import needs_deepspeed
 
-pytestmark = [needs_deepspeed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, needs_deepspeed, pytest.mark.timeout(900)]
 DEFAULTS = """
 import json
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig

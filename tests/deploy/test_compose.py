@@ -12,6 +12,8 @@ import yaml
 from bagua_autotune.connections import MOST_BUFFERED_BYTES
 from bagua_autotune.settings import ENVIRONMENT, Settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "compose.yaml").read_text()
 SERVICES = ("autotune", "prometheus", "grafana")

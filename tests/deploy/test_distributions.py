@@ -20,6 +20,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+pytestmark = pytest.mark.slow
+
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 or newer builds them")
 

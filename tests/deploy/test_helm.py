@@ -13,6 +13,8 @@ import yaml
 
 from tests.deploy.image import address_of, run_container
 
+pytestmark = pytest.mark.slow
+
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]

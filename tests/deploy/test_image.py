@@ -16,6 +16,8 @@ from sqlalchemy import make_url
 from bagua_autotune.cli.commands.serve import serve
 from bagua_autotune.settings import ENVIRONMENT, Settings
 
+pytestmark = pytest.mark.slow
+
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]

@@ -23,6 +23,8 @@ from bagua_autotune.store import Store
 from bagua_client import environment
 from tests.deploy.image import TOKEN, address_of, run_container
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 PODS = ("sidecar.yaml", "cluster.yaml", "elastic.yaml", "restore.yaml")

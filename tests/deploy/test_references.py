@@ -18,6 +18,8 @@ import pytest
 import requests
 import yaml
 
+pytestmark = pytest.mark.slow
+
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.slow
 
 FOLDER = ROOT / "changes"
 KINDS = re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)

@@ -37,7 +37,7 @@ from tests.docs.pages import (
 )
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 INDENTED = [block for page in PAGES for block in blocks(page) if not block.language]
 FENCED = [block for page in PAGES for block in blocks(page) if block.language in SHELLS]

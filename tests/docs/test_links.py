@@ -16,6 +16,8 @@ from markdown_it.token import Token
 
 from tests.docs.pages import MARKDOWN, ROOT
 
+pytestmark = pytest.mark.slow
+
 PARSER = MarkdownIt("commonmark").enable("table")
 SOURCES = [
     path

@@ -12,6 +12,8 @@ import pytest
 
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "design.md").read_text()
 # A section's title names its package; two sections of one package are its two halves.
 SECTIONS = re.findall(r"^### `([\w/]+)`: .*\n((?:(?!^#).*\n)*)", PAGE, re.MULTILINE)

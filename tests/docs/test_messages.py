@@ -11,6 +11,8 @@ import pytest
 from bagua_autotune.system.hindrances import RULES
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 # The first cell of each row, and what stands at the beginning of a sentence or a heading.
 FIRST_CELLS = re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE)

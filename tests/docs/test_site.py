@@ -15,7 +15,7 @@ import bagua_client
 from bagua_autotune.api.openapi import document
 from tests.docs.pages import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 LOADED = re.compile(r"<(?:script|img|source|iframe|link)\b[^>]*?(?:src|href|srcset)=\"([^\"]*)\"")
 

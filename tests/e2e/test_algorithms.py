@@ -18,7 +18,7 @@ from tests.e2e.programs.training import batch, make_model
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 LISTED = {"bytegrad", "powersgd", "decentralized", "async"}
 FAST_SECONDS, SLOW_SECONDS = 0.004, 0.08

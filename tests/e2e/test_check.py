@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.programs.check_job import COMPUTING_SECONDS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).parent / "programs" / "check_job.py"

@@ -21,7 +21,7 @@ from bagua_client.measuring.clock import CpuClock
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 SECONDS_PER_TOKEN = 0.5
 SETTINGS = {

@@ -17,7 +17,10 @@ from tests.client.setting import Setting
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def _model() -> nn.Sequential:

@@ -41,8 +41,8 @@ from tests.browser import CHROMIUM, launched
 from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.e2e,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]
 

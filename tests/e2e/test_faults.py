@@ -26,7 +26,7 @@ from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
 from tests.ranks import Outcome, RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 def begin(pool: RankPool, *args: Any) -> Future[list[Report]]:

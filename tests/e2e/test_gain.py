@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 GAIN = Path(__file__).parents[2] / "benchmarks" / "gain.py"
 NAME = "smoke-resnet50-1gbit-2x2"

@@ -16,7 +16,7 @@ from bagua_autotune.system.running.job import Job
 from bagua_autotune.system.running.measures import Metric, StepTimes
 from bagua_autotune.views import Overviews
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 TRAINING = Path(__file__).parent / "programs" / "system_job.py"
 ENDLESS = "1000000"

@@ -18,7 +18,7 @@ from tests.e2e.programs.training import DEFAULT, Report, train, train_two
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -13,6 +13,7 @@ from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
 
 pytestmark = [
+    pytest.mark.slow,
     needs("accelerate"),
     pytest.mark.parametrize("arm", OURS, ids=lambda arm: arm.value),
 ]

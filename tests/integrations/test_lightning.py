@@ -9,6 +9,7 @@ from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
 
 pytestmark = [
+    pytest.mark.slow,
     needs("lightning"),
     pytest.mark.parametrize("arm", OURS, ids=lambda arm: arm.value),
 ]

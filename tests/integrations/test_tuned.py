@@ -13,7 +13,7 @@ from tests.integrations.arms import OURS, Arm
 from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
 
-pytestmark = pytest.mark.parametrize("arm", OURS, ids=lambda arm: arm.value)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("arm", OURS, ids=lambda arm: arm.value)]
 
 TRIED = (
     Configuration(first_bucket_bytes=2**20),

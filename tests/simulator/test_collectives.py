@@ -12,6 +12,8 @@ from bagua_simulator import Cluster
 from bagua_simulator.collectives import reduction
 from tests.simulator.jobs import MIB, make_cluster
 
+pytestmark = pytest.mark.slow
+
 KINDS = st.sampled_from(["off", "leaders", "shards"])
 CLUSTERS = st.builds(
     make_cluster,

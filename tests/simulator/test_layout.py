@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from bagua_simulator.layout import Layouts
 from tests.simulator.jobs import CONFIGURATIONS, MIB, SIZES, Knobs, make_tensors
 
+pytestmark = pytest.mark.slow
+
 GROUPS = st.sampled_from([("torch.float32",), ("torch.float32", "torch.bfloat16")])
 
 

@@ -21,6 +21,8 @@ from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
 from tests.simulator.jobs import MIB, make_workload
 
+pytestmark = pytest.mark.slow
+
 LOOPBACK_BYTES_PER_SECOND, LOOPBACK_SECONDS = 2e9, 1e-4
 
 

@@ -10,6 +10,8 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.sharded import ShardedSimulator, Unit
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 6
 
 

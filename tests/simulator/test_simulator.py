@@ -24,6 +24,8 @@ from tests.simulator.jobs import (
     make_workload,
 )
 
+pytestmark = pytest.mark.slow
+
 SIMULATOR = Simulator(make_workload(), make_cluster())
 
 

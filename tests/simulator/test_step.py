@@ -12,6 +12,8 @@ from bagua_simulator.collectives import Phase
 from bagua_simulator.step import Message, Step, Trace
 from tests.simulator.jobs import make_cluster
 
+pytestmark = pytest.mark.slow
+
 BANDWIDTH = 1e9
 CLUSTER = make_cluster(bandwidth=BANDWIDTH)
 PHASES = st.builds(

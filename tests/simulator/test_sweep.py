@@ -10,6 +10,8 @@ from bagua_simulator import Simulator
 from bagua_simulator.sweep import find_best, sweep
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def simulator() -> Simulator:

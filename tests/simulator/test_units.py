@@ -11,6 +11,8 @@ from bagua_simulator.units import (
     parse_duration,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("text", "bytes_per_second"),

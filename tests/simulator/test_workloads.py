@@ -7,6 +7,8 @@ import pytest
 from bagua_simulator import cases
 from bagua_simulator.workloads import CATALOG, load
 
+pytestmark = pytest.mark.slow
+
 # Of the published models: parameters, tensors (a tied weight counts once).
 PUBLISHED = {
     "vgg16": (138_357_544, 32),

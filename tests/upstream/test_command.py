@@ -12,6 +12,8 @@ from tests.upstream.replicated import NATIVE, SUBJECT
 from tests.upstream.runner.command import main
 from tests.upstream.selection import names_of_gpu_tests, names_of_tests
 
+pytestmark = pytest.mark.slow
+
 
 def test_native_ranks_want_a_gpu_each(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = torch.cuda.device_count() + 1

@@ -22,6 +22,8 @@ from tests.autotune.server import serving_here
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import registration
 
+pytestmark = pytest.mark.slow
+
 # Far more than all limits of a request together.
 DEADLINE_SECONDS = 60.0
 

@@ -7,6 +7,8 @@ import pytest
 from bagua_autotune.bagua.directory import family_key, stem
 from bagua_autotune.bagua.hyperparameters import tensor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("model_name", "expected"),

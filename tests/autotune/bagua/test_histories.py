@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from bagua_autotune.bagua.hyperparameters import to_wire
 from bagua_autotune.store import Store
 from tests.autotune.bagua.worker import MIB, Later, Worker, addresses, tuning
 from tests.autotune.support import stored_jobs
+
+pytestmark = pytest.mark.slow
 
 
 class Pure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from bagua_autotune.bagua.hyperparameters import (
     to_configuration,
     to_wire,
 )
+
+pytestmark = pytest.mark.slow
 
 MIB = 1024**2
 names = st.text("abcdefgh.", min_size=1, max_size=6)

@@ -26,6 +26,8 @@ from tests.autotune.bagua.worker import (
 )
 from tests.autotune.support import stored_jobs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

@@ -16,6 +16,8 @@ from bagua_autotune.store import Store
 from tests.autotune.bagua.worker import TENSORS
 from tests.autotune.support import counting, stored_jobs
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 WIRE_TENSORS = [{"name": t.name, "num_elements": t.elements, "dtype": t.dtype} for t in TENSORS]
 

@@ -15,6 +15,8 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024**2
 TENSORS = [
     {"name": "h", "num_elements": MIB, "dtype": "f16"},

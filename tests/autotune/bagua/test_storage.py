@@ -14,6 +14,8 @@ from bagua_autotune.store.maintenance import retention
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 
+pytestmark = pytest.mark.slow
+
 NEW = Family.new("DDP", {"bucket_bytes": 10 << 20, "hierarchical": "off"}, 0.0)
 
 

@@ -10,6 +10,8 @@ from bagua_autotune.bagua.trials import are_enough, comparable
 from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.job import Observation
 
+pytestmark = pytest.mark.slow
+
 speeds = st.floats(-LARGEST_SPEED, LARGEST_SPEED) | st.sampled_from([5e-324, -5e-324])
 
 

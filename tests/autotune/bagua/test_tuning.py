@@ -31,6 +31,8 @@ from tests.autotune.bagua.worker import (
 )
 from tests.autotune.support import make_spec, stored_jobs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

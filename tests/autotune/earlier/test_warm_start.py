@@ -21,6 +21,8 @@ from tests.autotune.support import MIB, Ranks, make_spec
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tuner() -> Tuner:

@@ -11,6 +11,8 @@ from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import Ranks, peaked, registration
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 STEP_SECONDS = 0.2
 

@@ -17,6 +17,8 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher, make_searcher
 from tests.autotune.search.problems import Simulated, Table, drive, simulated
 
+pytestmark = pytest.mark.slow
+
 ALL_KNOBS = (
     "bucket_bytes",
     "hierarchical",

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("job.py")
 METRIC = ["--metric", r"Total img/sec .*: ([0-9.]+)"]
 SEARCHED = ["--set", "THREADS=1,2,4,8", "--set", "BUFFERS=1,4,8,16", "--backend", "gloo"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("arguments_job.py")
 METRIC = ["--metric", r"step time: ([0-9.]+) ms", "--lower-is-better", "--backend", "gloo"]
 

@@ -11,6 +11,8 @@ import pytest
 from bagua_autotune.system.exposure import CHECK_FILE, Exposure
 from bagua_autotune.system.running.measures import STEPS_FILE
 
+pytestmark = pytest.mark.slow
+
 STEP = (0.4, 0.3, 0.2)
 
 

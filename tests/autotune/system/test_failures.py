@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from bagua_autotune.system.search import SystemSearch
 from bagua_autotune.system.settings.places import EnvironmentVariable
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.space import SearchSpace
+
+pytestmark = pytest.mark.slow
 
 SIZES = ("1", "2", "4", "8", "16")
 

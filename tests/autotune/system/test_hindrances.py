@@ -9,6 +9,8 @@ import pytest
 from bagua_autotune.system.hindrances import NAMED_RANKS, RULES, hindrances
 from bagua_client.checking.surroundings import WATCHED
 
+pytestmark = pytest.mark.slow
+
 PORT = "/sys/class/infiniband/mlx5_0/ports/1/state"
 ALL = "(all ranks)"
 WHEN = "in the environment when the model was wrapped"

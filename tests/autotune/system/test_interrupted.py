@@ -15,6 +15,8 @@ import pytest
 from bagua_autotune.model.job import Trial
 from bagua_autotune.store import Store
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("scored_job.py")
 OPTIONS = [
     *("--metric", r"Total img/sec .*: ([0-9.]+)", "--backend", "gloo", "--runs", "12"),
@@ -98,7 +100,6 @@ def result_line(output: str) -> str:
     return next(line.rpartition(", ")[0] for line in lines if "measured in turns" in line)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_search_interrupted_again_and_again_makes_no_run_twice(
     tmp_path: Path, number: signal.Signals

@@ -20,6 +20,8 @@ from bagua_autotune.system.running.runs import BASELINE, CONFIRM, SEARCH
 from bagua_autotune.system.stored import About
 from tests.autotune.system.recorded import Searching
 
+pytestmark = pytest.mark.slow
+
 
 def told(trials: list[Trial]) -> list[tuple[object, ...]]:
     return [(t.purpose, t.configuration, t.state, t.estimate, t.failure) for t in trials]

@@ -26,6 +26,8 @@ from bagua_autotune.system.settings.variables import (
 from bagua_autotune.system.space import MOST_CONNECTIONS, SearchSpace
 from tests.autotune.system.planted import BEST_SPEED, PlantedJob, speed
 
+pytestmark = pytest.mark.slow
+
 NCCL = SearchSpace(find_variables("nccl", False, {}))
 
 

@@ -27,6 +27,8 @@ from tests.autotune.server import ServeProcess, serving_here
 from tests.autotune.support import make_spec
 from tests.autotune.system.recorded import Searching
 
+pytestmark = pytest.mark.slow
+
 READ = ("", "/overview", "/curve", "/buckets", "/trials", "/observations", "/profiles", "/events",
         "/state", "/trials.csv", "/export.json")  # fmt: skip
 STEPS = {"trial": 0, "steps": [{"step": 9, "seconds": [1.0, 1.0]}]}

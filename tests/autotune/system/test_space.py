@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.system.settings.places import Argument, Place, Switch
 from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition, Setting
 from bagua_autotune.system.space import MOST_CANDIDATES, SearchSpace
+
+pytestmark = pytest.mark.slow
 
 OVERLAP = Setting(Switch("--overlap"), SWITCH_VALUES, own="off")
 SIZE = Setting(Argument("--size"), ("1", "2", "4"), condition=Condition("--overlap", ("on",)))

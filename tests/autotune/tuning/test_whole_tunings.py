@@ -12,6 +12,8 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import every_trial
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 
+pytestmark = pytest.mark.slow
+
 KNOBS = ("bucket_bytes", "hierarchical", "channels", "buckets")
 
 

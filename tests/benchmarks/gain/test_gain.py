@@ -17,6 +17,8 @@ from benchmarks.support.cells.results.spread import Spread, ratio, spread
 from benchmarks.support.cells.run import CellError, job_timeout_seconds, run_cell
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
+pytestmark = pytest.mark.slow
+
 
 def options(*argv: str) -> argparse.Namespace:
     return gain.arguments(argv)

@@ -16,6 +16,8 @@ from benchmarks.support.cells.results.report import show
 from benchmarks.support.cells.results.spread import ratio
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
+pytestmark = pytest.mark.slow
+
 RESNET = Cell("resnet50", "1gbit")
 BERT = Cell("bert-base", "300mbit")
 

@@ -17,6 +17,8 @@ from benchmarks.support.cells.results.report import show
 from benchmarks.support.cells.run import GPU_JOB_TIMEOUT_SECONDS, job_timeout_seconds
 from tests.benchmarks.gain.made_up import MIB, made_up_cell
 
+pytestmark = pytest.mark.slow
+
 TUNED = Configuration(25 * MIB, channels=8)
 TIMES = {"stock default": 3.4, "stock 100 MiB": 3.0, "flat 25 MiB, 8 channels": 0.97}
 TIMES |= {"stock 5 MiB": 3.6, "stock 10 MiB": 3.5, "stock 50 MiB": 3.2}

@@ -14,6 +14,8 @@ from benchmarks.support.cells.results.report import show
 from benchmarks.support.cells.results.tables import means
 from tests.benchmarks.gain.made_up import GOOD, made_up_cell
 
+pytestmark = pytest.mark.slow
+
 LINK = {"bits_per_second": 9.56e8, "round_trip_seconds": 9e-5}
 
 

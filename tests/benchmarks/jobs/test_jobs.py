@@ -18,7 +18,7 @@ MEASURE = Path(__file__).resolve().parents[3] / "benchmarks" / "support" / "jobs
 COMPUTE_SECONDS = 0.02
 OURS = {"bucket_bytes": 200_000, "channels": 2}
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 def measured(spec: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from benchmarks.testbed.__main__ import parser
 from benchmarks.testbed.records import RUN, Record, marked, namespaces, started
 from benchmarks.testbed.tools import dies_with_parent
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "benchmarks.testbed"]
 # It leaves a process behind that nobody waits for, as a data loader may.

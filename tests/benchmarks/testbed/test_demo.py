@@ -11,6 +11,8 @@ import torch
 from benchmarks.testbed import Network
 from examples.demo import introduction, made
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("gpus", "said"),

@@ -12,6 +12,8 @@ import pytest
 from benchmarks.testbed import Host, Network, Testbed
 from benchmarks.testbed.gpus import dealt, first, variables
 
+pytestmark = pytest.mark.slow
+
 # Of the ranks: NCCL reads these.
 SHOW = """
 import os, pathlib, sys

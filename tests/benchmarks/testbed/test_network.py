@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.testbed import Network
 
+pytestmark = pytest.mark.slow
+
 RATES = st.none() | st.integers(1, 400_000).map(lambda mbit: mbit * 1e6)
 ROUND_TRIPS = st.integers(0, 10_000).map(lambda tenths: tenths / 10_000)
 

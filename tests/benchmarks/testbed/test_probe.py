@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.testbed import Network, Testbed, probe
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = "127.77.0.1"  # a loopback address that nothing else has
 
 

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.testbed import processes
 from benchmarks.testbed.processes import ProcessError, read_line
 
+pytestmark = pytest.mark.slow
+
 
 def shell(script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", script], stdout=PIPE, stderr=PIPE)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from benchmarks.testbed.results import read_since, written
+
+pytestmark = pytest.mark.slow
 
 
 def test_only_what_is_new_or_changed_is_read(tmp_path: Path) -> None:

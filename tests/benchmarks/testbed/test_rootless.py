@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.testbed import Network, Testbed, relay
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # This very user under another number, with no rights: what an ordinary user has.
 ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")

@@ -16,6 +16,8 @@ import pytest
 from benchmarks.testbed import Host, Network, Testbed, records
 from benchmarks.testbed.records import namespaces, started
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SUM = """
 import json, os, pathlib, torch, torch.distributed as dist

@@ -10,6 +10,8 @@ import torch
 from benchmarks.support import models
 from benchmarks.support.workloads import computing
 
+pytestmark = pytest.mark.slow
+
 # Products in bfloat16 are slow on processors that have no instructions for them: at full size a
 # step takes minutes there.
 SMALL = {

@@ -7,6 +7,8 @@ import pytest
 from bagua_simulator.workloads import CATALOG, architecture
 from benchmarks.support.workloads.scaling import scaled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("gradient_bytes", [2_000_000, 20_000_000, 100_000_000])
 @pytest.mark.parametrize("name", CATALOG)

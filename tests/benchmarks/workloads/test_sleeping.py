@@ -17,6 +17,8 @@ from benchmarks.support.workloads import sleeping
 from benchmarks.support.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 # The first layer's "tied" is used again by the last one, which has no parameters of its own.
 SMALL = Architecture(
     "small",

@@ -37,6 +37,8 @@ from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 ON_ALL_RANKS = [
     (Observation, "bucket_starts"),
     (ReadyOrder, "saw"),

@@ -15,6 +15,8 @@ from bagua_client.algorithms import AsyncModelAverageAlgorithm
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 Trained = tuple[nn.Module, DistributedDataParallel, torch.optim.Optimizer]
 
 

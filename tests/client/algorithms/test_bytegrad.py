@@ -21,6 +21,8 @@ from bagua_client.reducer import carrier
 from tests.client.algorithms.reference import byte_sum, node_sums
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 NODES: dict[int, list[list[int]]] = {2: [[0, 1]], 3: [[0, 1], [2]], 4: [[0, 1], [2, 3]]}
 

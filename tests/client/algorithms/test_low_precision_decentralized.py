@@ -15,6 +15,8 @@ from tests.client.algorithms.reference import in_eight_bits
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS, RATE = 20, 0.05
 NODES = {2: [[0], [1]], 3: [[0, 1], [2]], 4: [[0, 1], [2, 3]]}
 

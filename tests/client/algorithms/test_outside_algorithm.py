@@ -18,6 +18,8 @@ from bagua_client.communication.operations import Operation
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 class Coarse:
     """Rounds what travels to whole numbers: an operation without communication."""

@@ -18,6 +18,8 @@ from bagua_client.reducer import carrier
 from tests.client.algorithms.matrices import MatrixModel, TypedModel, image_loss
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS, BEGIN = 14, 3
 RANKS = [1, 2, 4, 8]
 ONE, SEVERAL = 10.0, 3000 / 2**20

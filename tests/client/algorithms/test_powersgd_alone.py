@@ -18,6 +18,8 @@ from bagua_client.communication.low_rank import LowRankSum
 from tests.client.algorithms.matrices import MatrixModel, image_loss
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def _on_a_narrow_wire(precision: str) -> tuple[float, torch.dtype]:
     """How far gradients of rank 2 are off the mean; the type in which errors are kept."""

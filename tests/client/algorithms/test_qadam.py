@@ -19,6 +19,8 @@ from tests.client.algorithms.reference import byte_sum
 from tests.client.algorithms.small import small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WARM_UP, STEPS, RATE, BETAS, SMALL = 5, 20, 0.01, (0.9, 0.999), 1e-8
 
 

@@ -27,6 +27,8 @@ from tests.client.communication.test_link import groups_of
 from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RANGE = 1024
 

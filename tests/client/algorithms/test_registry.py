@@ -14,6 +14,8 @@ from bagua_client.algorithms import (
     register,
 )
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["gradient_allreduce", "bytegrad"]
 
 

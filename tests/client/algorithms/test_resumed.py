@@ -28,6 +28,8 @@ from bagua_client.algorithms import (
 from tests.client.algorithms.small import loss_of
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS, RECUT_AT = 7, 4
 GOES_ON_AT = (1, 2, 4, 5)
 """Buckets are not final before the second step; warm-ups end before the third."""

@@ -16,6 +16,8 @@ from tests.client.agent.scripted_service import ScriptedService
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 MOST_STEPS = 4000
 OTHERS = ["bytegrad", "powersgd", "qadam", "decentralized", "low_precision_decentralized", "async"]
 TRIED = [

@@ -19,6 +19,8 @@ from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 NAMES = [
     "gradient_allreduce",
     "bytegrad",

@@ -15,6 +15,8 @@ from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, side_by_side
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 SETTLED = 5
 """Steps after which torch alone carries the buckets."""

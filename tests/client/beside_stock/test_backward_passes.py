@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, side_by_side
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 
 

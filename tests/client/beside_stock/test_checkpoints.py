@@ -12,6 +12,8 @@ from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, side_by_side
 from tests.client.beside_stock.test_backward_passes import UNFINISHED, WIDTH, backward, inputs
 
+pytestmark = pytest.mark.slow
+
 
 class Checkpointed(nn.Module):
     """Layers of which some are recomputed in a backward pass of their own."""

@@ -20,6 +20,8 @@ from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, failure_of, gist, side_by_side, wrapped
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 
 

@@ -31,6 +31,8 @@ from tests.client.beside_stock.side_by_side import (
 )
 from tests.client.beside_stock.test_hooks import tripled
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 
 

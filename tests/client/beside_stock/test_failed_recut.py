@@ -19,6 +19,8 @@ from bagua_client.torch_private import reducer as torchs
 from tests.client.beside_stock.side_by_side import LEARNING_RATE, difference, wrapped
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 FAILING_STEP = 4
 STEPS = 10

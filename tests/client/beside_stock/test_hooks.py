@@ -25,6 +25,8 @@ from tests.client.beside_stock.side_by_side import (
     wrapped,
 )
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 MIDDLE = 3
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]

@@ -13,6 +13,8 @@ from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, side_by_side
 from tests.client.beside_stock.test_backward_passes import WIDTH, backward, inputs
 
+pytestmark = pytest.mark.slow
+
 # Backward passes inside forward, as Lightning's manual optimization runs them
 
 

@@ -32,6 +32,8 @@ from tests.client.beside_stock.side_by_side import (
 )
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Of what torch has for CUDA only; on the CPU it fails, and so must ours."""

@@ -17,6 +17,8 @@ from tests.client.beside_stock.conftest import RUN_SECONDS
 from tests.client.beside_stock.tuned_run import Outcome, Training, beside_torch
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 MOST_TRIALS = 20
 """Of each configuration."""
 UNIT_BYTES = 288

@@ -14,7 +14,10 @@ from tests.client.beside_stock.conftest import RUN_SECONDS
 from tests.client.beside_stock.side_by_side import FLAT, Recuts, side_by_side
 from tests.ranks import RankPool
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 
 WIDTH = 512
 TOWERS = 3

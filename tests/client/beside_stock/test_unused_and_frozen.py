@@ -23,6 +23,8 @@ from tests.client.beside_stock.side_by_side import (
 )
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 24
 SOON_SECONDS = 6.0
 """Ranks that wait in vain wait so long."""

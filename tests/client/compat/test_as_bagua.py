@@ -12,6 +12,8 @@ import pytest
 from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.client.launcher.programs import start
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, multiprocessing, os, pickle, sys
 import bagua

@@ -14,6 +14,8 @@ from bagua_client.compat.torch_api.backend import Backend, backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 SIZES = (3, 4, 2)
 
 

@@ -20,6 +20,8 @@ from bagua_client.compat.torch_api import ReduceOp, communication
 from bagua_client.compat.torch_api.communication import Communicator
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[Any]
 DTYPES = (np.float32, np.float16, np.uint8, np.int64)
 PART = 6

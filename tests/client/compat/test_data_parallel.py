@@ -16,6 +16,8 @@ from bagua_client.compat.torch_api.data_parallel.functional import all_reduce
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def _wrapped(model: nn.Module, **options: Any) -> Any:
     if not bagua.communication.is_initialized():

@@ -24,6 +24,8 @@ from tests.client.agent.scripted_service import ScriptedService
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 MOST_STEPS = 4000
 NAMES = ("gradient_allreduce", "bytegrad", "decentralized", "low_precision", "qadam", "async")
 

@@ -13,6 +13,8 @@ import bagua_client.compat.torch_api as bagua
 from bagua_client.compat.torch_api.model_parallel.moe.gate import TopKGate
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, LOCAL, TOKENS = 5, 2, 12
 
 

@@ -28,6 +28,8 @@ from bagua_client.compat.torch_api import env, utils
 from bagua_client.compat.torch_api.checkpoint import load_checkpoint, save_checkpoint
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def _training() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = nn.Linear(3, 2)

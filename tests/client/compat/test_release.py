@@ -14,6 +14,8 @@ import pytest
 from tests.upstream_bagua import run
 from tests.upstream_bagua.running import PASSED, SKIPPED, copy_release, run_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("file", "passed", "skipped"),

@@ -17,6 +17,8 @@ from tests.client.algorithms.small import loss_of, small_model
 from tests.client.compat.release_module import release_module
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 RECUTS = {2: 100, 6: 400}
 """Steps before which buckets are cut anew, and their least bytes."""

@@ -15,6 +15,8 @@ from bagua_client.compat.torch_api.model_parallel.moe import MoE
 from tests.client.compat.release_module import release_module
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def _training(has_experts: bool, seed: int) -> tuple[nn.Module, Any, Any]:
     torch.manual_seed(seed)

@@ -19,6 +19,8 @@ from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.client.launcher.programs import start
 from tests.outside import BAGUA, folder_of
 
+pytestmark = pytest.mark.slow
+
 LEFT_OUT = (
     # bagua-run is in their place.
     "bagua.distributed",

@@ -27,6 +27,8 @@ from tests.client.agent.scripted_service import ScriptedService
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 WARM_UP = 3
 MOST_STEPS = 4000

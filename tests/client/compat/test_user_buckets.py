@@ -20,6 +20,8 @@ from bagua_client.compat.torch_api.bucket import BaguaBucket
 from tests.client.algorithms.small import loss_of
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 class Watching(Algorithm):
     def reify(self, process_group: Any) -> AlgorithmImpl:

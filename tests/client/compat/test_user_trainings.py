@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +16,8 @@ from bagua_client.compat.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.compat.torch_api.data_parallel import DistributedDataParallel
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
+
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 

@@ -30,6 +30,8 @@ from bagua_client.data import (
 from tests.client.data.servers import has_redis, redis_server
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 60
 BACKENDS = [
     "memory",

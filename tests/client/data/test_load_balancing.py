@@ -20,6 +20,8 @@ from bagua_client.data import (
 )
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 RANKS = st.integers(1, 5)
 

@@ -12,6 +12,8 @@ import pytest
 from bagua_client.data.log_store import RECORDS, LogStore, disk
 from bagua_client.data.shared_file import SharedFile
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 CAPACITY = RECORDS + MIB
 _FORK = multiprocessing.get_context("fork")

@@ -24,6 +24,8 @@ import redis
 from bagua_client.data import redis_server
 from bagua_client.data.redis_store import RedisStore
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 import json, os, sys, time
 import torch.distributed as dist

@@ -13,6 +13,8 @@ from bagua_client.launcher.flags import FLAGS, GONE, farewells, spellings, varia
 from bagua_client.run import parser
 from tests.outside import BAGUA, folder_of
 
+pytestmark = pytest.mark.slow
+
 SETS = {
     "bagua_service_port": ("29501", "BAGUA_SERVICE_PORT", "29501"),
     "default_bucket_size": ("10485760", "BAGUA_DEFAULT_BUCKET_SIZE", "10485760"),

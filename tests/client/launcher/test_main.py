@@ -16,6 +16,8 @@ import bagua_client
 from tests.client.launcher.programs import start
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 SEES = """
 import json, os, signal, sys
 path = [entry for entry in sys.path]

@@ -12,6 +12,8 @@ import pytest
 
 from tests.client.launcher.programs import start
 
+pytestmark = pytest.mark.slow
+
 TELLS = r"""
 import os, sys
 names = ("RANK", "WORLD_SIZE", "BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_MAX_SAMPLES", "EXPORTED")

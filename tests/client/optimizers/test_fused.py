@@ -20,6 +20,8 @@ from tests.client.optimizers.strangers import Stranger
 from tests.client.optimizers.twins import Twins
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("made", [LoopAdam, Replacing, torch.optim.Adam, torch.optim.ASGD])
 def test_steps_are_the_plain_ones(made: Any) -> None:

@@ -11,7 +11,10 @@ from torch import nn
 from tests.client.optimizers.loops import LoopAdam, LoopLamb
 from tests.client.optimizers.twins import Twins
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 
 def twins_of(made: Any, **options: Any) -> Twins:

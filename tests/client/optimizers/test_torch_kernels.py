@@ -14,6 +14,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from bagua_client.optimizers import fuse_optimizer
 from tests.client.optimizers.twins import Twins
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("made", [Adam, AdamW, SGD, Adagrad])
 def test_replacing_the_step_turns_on_torchs_fused(

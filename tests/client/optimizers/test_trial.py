@@ -16,6 +16,8 @@ from tests.client.optimizers import strangers
 from tests.client.optimizers.loops import Ahead, LoopAdam, LoopLamb, LoopLars, Named, Noisy
 from tests.client.optimizers.twins import Twins
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("made", "reason"),

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,8 +18,6 @@ from tests.client.setting import Setting
 from tests.ranks import RankPool
 
 # Enough for hypothesis to shrink a failing case.
-pytestmark = pytest.mark.timeout(600)
-
 STEPS = 50
 STEPS_UNTIL_CHANGE = 5
 BATCH = 4

@@ -48,7 +48,6 @@ def _silent() -> Iterator[ScriptedService]:
         service.is_over.set()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("serving", "kinds"), [(_silent, list(KINDS)), (_away, ["normal", "exception", "fork"])]
 )

@@ -25,6 +25,8 @@ from bagua_client.communication import link
 from tests.client.sharded.models import Kind, sharded, train
 from tests.ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 CHANGED_AT, SAVED_AT, END = 3, 5, 8
 CHANGES: dict[str, dict[str, Any]] = {

@@ -22,7 +22,6 @@ from tests.ranks import RankPool
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
 ]
 
 BLOCKS, WIDTH, SAMPLES = 32, 2048, 8192

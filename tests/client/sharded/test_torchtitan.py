@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -31,6 +32,8 @@ from bagua_client import Configuration
 from bagua_client.communication import link
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
+
+pytestmark = pytest.mark.slow
 
 TOKENS, WIDTH, BLOCKS, MICRO_BATCHES = 32, 8, 4, 2
 MOST_STEPS, STEPS_AFTER, SAVED_EVERY = 400, 6, 4

@@ -10,7 +10,7 @@ import pytest
 from tests.client.zero.models import Kind, differs, needs_deepspeed
 from tests.ranks import RankPool
 
-pytestmark = [needs_deepspeed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, needs_deepspeed]
 
 # A block has 1072 parameters; its largest holds 512, the whole model 4560.
 SEQUENCE: dict[int, dict[str, Any]] = {

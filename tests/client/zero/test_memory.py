@@ -14,6 +14,8 @@ from bagua_client.zero.buckets import Sizes
 from bagua_client.zero.memory import BucketsMemory, held_bytes
 from tests.client.tunable.test_measured_memory import GIB, Device
 
+pytestmark = pytest.mark.slow
+
 # 4 GiB of gradients in 16 bits.
 SPECS = [TensorSpec(str(at), (GIB // 2,), 2, "torch.bfloat16", "cuda#0") for at in range(4)]
 

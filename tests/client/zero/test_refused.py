@@ -11,7 +11,7 @@ from bagua_client.zero.buckets import PREFETCH, refusal_of
 from tests.client.zero.models import Kind, deepspeed_on_cpu, engine_of, needs_deepspeed, train
 from tests.ranks import RankPool
 
-pytestmark = [needs_deepspeed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, needs_deepspeed]
 ON_CPU = {"device": "cpu", "pin_memory": False}
 
 

@@ -17,7 +17,7 @@ from bagua_client.zero.buckets import Buckets
 from tests.client.zero.models import Kind, engine_of, needs_deepspeed, state_of, train
 from tests.ranks import RankPool
 
-pytestmark = [needs_deepspeed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, needs_deepspeed]
 
 
 def _fails_on_rank_1(stage: int) -> str:

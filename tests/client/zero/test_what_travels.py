@@ -16,7 +16,7 @@ from bagua_client.integrations.zero_engine import tunable_of
 from tests.client.zero.models import Kind, engine_of, needs_deepspeed, train
 from tests.ranks import RankPool
 
-pytestmark = [needs_deepspeed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, needs_deepspeed]
 ALL = 4560
 """The parameters of the model."""
 

@@ -29,6 +29,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.grafana.trials.outcome import REASONS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 METRIC = re.compile(r"\b(?:(?:bagua_autotune|process|python)_\w+|job_name:\S+|up(?=\{)|ALERTS)")

@@ -11,6 +11,8 @@ import pytest
 from tests.dashboards.grafana.dashboards import FILES
 from tests.outside import GRAFANA, folder_of
 
+pytestmark = pytest.mark.slow
+
 # Of the Grafana that the Foundation SDK is for. The types name enumerations where JSON has their
 # values, and lack what the SDK and the Prometheus plug-in know of variables and annotations.
 TYPES = """

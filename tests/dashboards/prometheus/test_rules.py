@@ -15,6 +15,8 @@ from bagua_autotune.metrics import Metrics
 from bagua_autotune.store import Store
 from bagua_autotune.views import Summaries
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"
 RULES = sorted(FOLDER.glob("rules/*.yml"))
 TESTS = sorted(FOLDER.glob("tests/*.yml"))

@@ -16,7 +16,7 @@ from tests.e2e.programs.changing_network import (
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MOST_STEPS_TO_NOTICE = 100
 

@@ -20,7 +20,7 @@ from benchmarks.testbed.records import marked
 from tests.e2e.conftest import wait_until
 from tests.e2e.programs.elastic_agent import NAME, Agent, newest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MARK = "BAGUA_ELASTIC_TEST"
 

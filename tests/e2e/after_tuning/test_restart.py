@@ -16,7 +16,7 @@ from tests.e2e.test_faults import begin
 from tests.e2e.test_tuning import check
 from tests.ranks import RankFailure, RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 FEW_TRIALS = {**LIMITS, "BAGUA_AUTOTUNE_MAX_SAMPLES": "4"}

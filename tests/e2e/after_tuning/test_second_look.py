@@ -24,7 +24,7 @@ from tests.e2e.programs.training import Lines
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 WIDTH, BATCH = 64, 32
 HELD_UP_SECONDS, STEP_SECONDS = 0.02, 0.003

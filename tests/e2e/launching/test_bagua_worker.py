@@ -21,7 +21,7 @@ import requests
 from tests.e2e.service import ServiceProcess
 from tests.outside import BAGUA, folder_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MI = 1024**2
 WORLD_SIZE = 2

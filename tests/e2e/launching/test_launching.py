@@ -14,7 +14,7 @@ from tests.client.launcher.programs import start
 from tests.e2e.lines import others
 from tests.integrations.lacking import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "launching.md").read_text()

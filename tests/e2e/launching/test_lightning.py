@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.integrations.lacking import needs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs("lightning")]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, needs("lightning")]
 
 ROOT = Path(__file__).parents[3]
 END_SECONDS = 30

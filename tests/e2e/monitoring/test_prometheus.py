@@ -28,8 +28,8 @@ SCRAPE_SECONDS, IDLE_SCRAPES = 5, 10  # as the dashboards expect it
 HOSTILE = """it's "C:\\d\\" $job {a="b"} or up"""
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.e2e,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(PROGRAM is None, reason="no prometheus here (apt-get install prometheus)"),
 ]
 

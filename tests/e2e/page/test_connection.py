@@ -12,7 +12,7 @@ from tests.e2e.page.conftest import TOKEN
 from tests.e2e.page.reading import HIDE, Seen, figure
 from tests.e2e.programs.driven_job import DrivenJob
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, url: str, seen: Seen) -> None:

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.e2e.page.reading import figure, read_points
 from tests.e2e.programs.driven_job import DrivenJob, run_bagua_job
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 HOSTILE = "<img src=x onerror=alert(1)>"
 TIMES = re.compile(r"\d\.\d\dx")
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.e2e.page.reading import AUDIT, Seen, as_milliseconds
 from tests.e2e.programs.driven_job import DrivenJob
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 # In the order of the document: what can be used and is seen, as a reader would point at it.
 NAME = "(node) => `${node.tagName}#${node.id} ${node.className} ${node.textContent.slice(0, 30)}`"
 REACHABLE = f"""() => [...document.querySelectorAll("a, button, select, summary, [tabindex='0']")]

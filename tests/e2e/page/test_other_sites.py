@@ -14,6 +14,7 @@ from tests.browser import CHROMIUM, FLAGS
 from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.e2e.page.reading import HIDE, Seen, as_milliseconds, milliseconds, read_points
 from tests.e2e.programs.driven_job import DrivenJob
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 def test_the_plots_show_the_numbers_of_the_api(page: Page, tuned: DrivenJob) -> None:

@@ -12,7 +12,7 @@ from tests.autotune.server import ServeProcess
 from tests.autotune.system.test_seen import searched
 from tests.e2e.page.reading import figure, read_points
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 @pytest.fixture(scope="module")

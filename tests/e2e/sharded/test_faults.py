@@ -20,7 +20,7 @@ from tests.e2e.programs.sharded_training import CHANGES, DEFAULT, Report, Troubl
 from tests.e2e.service import ServiceProcess
 from tests.ranks import Outcome, RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MOST_STEPS = 20000
 ALLOWED = {**LIMITS, "BAGUA_AUTOTUNE_ALLOW": "bf16"}

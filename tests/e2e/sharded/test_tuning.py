@@ -17,7 +17,7 @@ from tests.client.sharded.models import WIDTH, Kind, sharded, state_of, train
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MOST_STEPS = 6000
 STEPS_AFTER = 20

@@ -40,7 +40,7 @@ TRIED = {
 FEWEST_TRIED = 3
 """Of these, in the steps that a training has on a busy machine."""
 
-pytestmark = [needs("deepspeed", "accelerate", "transformers"), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, needs("deepspeed", "accelerate", "transformers")]
 
 
 def _trained(url: str, *words: str) -> None:

@@ -37,7 +37,7 @@ TRIED = (
 FEWEST_TRIED = 3
 """Of these, in the steps that a training has on a busy machine."""
 
-pytestmark = [needs("accelerate", "transformers", "lightning"), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, needs("accelerate", "transformers", "lightning")]
 
 
 def _trained(url: str, *words: str) -> None:

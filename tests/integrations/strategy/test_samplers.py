@@ -15,7 +15,7 @@ from tests.integrations.strategy.sampled_fits import (
 )
 from tests.integrations.strategy.strategy_fits import Place
 
-pytestmark = needs("lightning")
+pytestmark = [pytest.mark.slow, needs("lightning")]
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -11,6 +11,8 @@ from tests.integrations.lacking import needs
 from tests.integrations.strategy.strategy_checks import CHECKS, check
 from tests.integrations.strategy.strategy_fits import Place
 
+pytestmark = pytest.mark.slow
+
 IN_BOTH = (
     "equals ddp: plain",
     "equals ddp: manual",

@@ -18,7 +18,7 @@ from tests.integrations.lacking import needs
 
 PACKAGES = ("lightning", "pytorch_lightning")
 
-pytestmark = needs(*PACKAGES)
+pytestmark = [pytest.mark.slow, needs(*PACKAGES)]
 
 
 def _ours(package: str) -> ModuleType:

@@ -26,6 +26,8 @@ from bagua_simulator.sweep import find_best
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 SIMULATOR = Simulator(make_workload([MIB // 2] * 20), make_cluster(bandwidth=1e9))
 
 

@@ -12,6 +12,8 @@ from bagua_simulator.collectives import Phase
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = ALGORITHMS["bytegrad"]
 RING = ALGORITHMS["low_precision_decentralized"]
 PAIR = ALGORITHMS[SHIFT_ONE]

@@ -14,6 +14,8 @@ from bagua_simulator.algorithms.replicas import Replicas
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, SIZES, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 NAMES = st.sampled_from([*ALGORITHMS])
 KNOBS = st.fixed_dictionaries(
     {

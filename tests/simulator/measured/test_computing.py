@@ -9,6 +9,8 @@ from bagua_simulator import Simulator
 from bagua_simulator.measured.computing import fit_computing
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 15, milliseconds=12.0)
 CLUSTER = make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4)
 TRIALS: list[Knobs] = [

@@ -16,6 +16,8 @@ from bagua_simulator.measured.summary import summarise
 from bagua_simulator.measured.traffic import Traffic, traffic_of
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 30, milliseconds=3.0)
 SLOW = replace(
     make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4),

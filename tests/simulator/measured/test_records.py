@@ -18,6 +18,8 @@ from bagua_simulator.simulator import CONTENTION
 from bagua_simulator.sweep import sweep
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 SIMULATOR = Simulator(
     make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
 )

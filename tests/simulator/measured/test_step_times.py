@@ -7,6 +7,8 @@ import pytest
 from bagua_simulator.measured.step_times import MOST_CONFIGURATIONS, step_times_of
 from tests.simulator.jobs import MIB, Knobs
 
+pytestmark = pytest.mark.slow
+
 FLAT: Knobs = {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1}
 
 

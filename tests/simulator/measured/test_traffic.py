@@ -10,6 +10,8 @@ from bagua_simulator.measured.summary import summarise
 from bagua_simulator.measured.traffic import MOST_BUCKETS, traffic_of
 from tests.simulator.jobs import MIB, Knobs, make_tensors
 
+pytestmark = pytest.mark.slow
+
 FLAT: Knobs = {"hierarchical": "off", "channels": 1}
 
 

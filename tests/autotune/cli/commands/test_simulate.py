@@ -21,6 +21,8 @@ from bagua_simulator.algorithms.comparison import WAYS
 from tests.autotune.support import make_spec
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
+pytestmark = pytest.mark.slow
+
 NETWORK = ["--nodes", "16", "--ranks-per-node", "8", "--bandwidth", "25Gbit", "--latency", "100us"]
 MEASURED = Simulator(
     make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)

@@ -21,6 +21,8 @@ from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import make_spec
 
+pytestmark = pytest.mark.slow
+
 NAME = "[b]d[/b]"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -29,6 +29,8 @@ from bagua_autotune.store.trials import Step
 from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

@@ -23,6 +23,8 @@ from bagua_autotune.views import Overviews
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import Ranks, make_spec, stored_jobs
 
+pytestmark = pytest.mark.slow
+
 
 def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
     """A whole tuning, each of whose trials runs on for a while after it is closed."""

@@ -9,6 +9,8 @@ import pytest
 
 from bagua_autotune.system.running.memory import LAST_LINES, kills_of_the_system, lack_of_memory
 
+pytestmark = pytest.mark.slow
+
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
 
 

@@ -12,6 +12,8 @@ import yaml
 from bagua_autotune.system.settings.asked import Asked, Options, asked_settings, searched
 from bagua_autotune.system.settings.presets import PRESETS, Condition
 
+pytestmark = pytest.mark.slow
+
 MEGATRON = ("torchrun", "pretrain_gpt.py", "--use-distributed-optimizer", "--overlap-grad-reduce")
 
 

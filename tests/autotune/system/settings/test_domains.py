@@ -16,6 +16,8 @@ from bagua_autotune.system.settings.domains import (
     whole_number,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("text", "number"),

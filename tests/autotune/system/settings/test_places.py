@@ -20,6 +20,8 @@ from bagua_autotune.system.settings.places import (
     Switch,
 )
 
+pytestmark = pytest.mark.slow
+
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py", "--lr=0.1", "--size", "25", "--fast")
 
 

@@ -9,6 +9,8 @@ import pytest
 from bagua_autotune.system.settings.places import Argument, EnvironmentVariable, Switch
 from bagua_autotune.system.settings.setting import SWITCH_VALUES, Setting
 
+pytestmark = pytest.mark.slow
+
 PLACE = EnvironmentVariable("A")
 
 

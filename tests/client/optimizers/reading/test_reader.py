@@ -15,6 +15,8 @@ from bagua_client.optimizers.reading.reader import ELEMENT_WISE
 from tests.client.optimizers import loops, strangers
 from tests.client.optimizers.twins import Twins
 
+pytestmark = pytest.mark.slow
+
 
 def made(optimizer: Any) -> Any:
     return optimizer(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).parameters())
