@@ -96,6 +96,10 @@ class ReadyOrder:
         self.take(seen)
         return True
 
+    def stop(self) -> None:
+        """Stop looking at gradients."""
+        torchs.remove(self._handles)
+
     def _digest(self, seen: Sequence[int]) -> int:
         if sorted(seen) != sorted(self.indices):
             raise RuntimeError(f"{len(seen)} of {len(self.indices)} gradients were seen")
@@ -105,4 +109,4 @@ class ReadyOrder:
         """The order that all ranks have, and buckets are cut in from now on."""
         self.indices = self.learned = tuple(indices)
         self.is_agreed = self.is_known = True
-        torchs.remove(self._handles)
+        self.stop()

@@ -123,6 +123,10 @@ class Conversation:
         kept = "its trials are kept" if self._is_registered else self._connection.untold
         return kept + self._before
 
+    def cut(self) -> None:
+        """End the request under way, from another thread."""
+        self._connection.cut()
+
     def run(self) -> None:
         """Talk until the job ends, or the tuning does."""
         try:
