@@ -71,8 +71,7 @@ def trainings(count: int, seconds: float) -> bool:
             done = run(kind, 1, seconds)
             ends[kind][done.returncode] += 1
             aborts[kind] += "terminate called" in done.stderr
-    for kind in KINDS:
-        print(f"{kind}: exit statuses {dict(ends[kind])}, {aborts[kind]} aborted", flush=True)
+            print(f"{kind}: exit statuses {dict(ends[kind])}, {aborts[kind]} aborted", flush=True)
     return ends["ours"][0] >= ends["stock"][0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from datetime import timedelta
@@ -446,16 +447,17 @@ class _Told:
 def _destroyed() -> list[list[bool]]:
     """What is told of the ends of two lives of the default group, and of a group's of its own."""
     dist.destroy_process_group()
-    told, gone, found = _Told(), _Told(), []
+    told, found = _Told(), []
     for _ in range(2):
         told.join(dist.HashStore())
         torch_groups.when_destroyed(told.tell)
+        gone = copy.copy(told)
         torch_groups.when_destroyed(gone.tell)
+        del gone  # It is not told.
         dist.destroy_process_group(dist.new_group([0]))
         found.append(list(told.alive))
         dist.destroy_process_group()
         found.append(list(told.alive))
-        gone = _Told()  # The one before is gone, and is not told.
     return found
 
 
