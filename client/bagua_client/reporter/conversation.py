@@ -157,6 +157,8 @@ class Conversation:
         except Exception as error:
             logger.exception("autotune: an error in the thread that talks to the service")
             self._give_up(repr(error))
+        finally:
+            self._connection.close()
 
     def _give_up(self, reason: str) -> None:
         """End the tuning of this job. The ranks stay at what the last tuning found; in the

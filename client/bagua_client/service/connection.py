@@ -118,6 +118,11 @@ class Connection:
         if self._service is not None:
             self._service.cut()
 
+    def close(self) -> None:
+        """Close the connection, after the last request."""
+        if self._service is not None:
+            self._service.close()
+
     def renew(self, progress: Progress | None = None) -> None:
         """Say once that the training lives, and how far it is. If that fails, the next time is
         soon."""

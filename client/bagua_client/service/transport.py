@@ -116,6 +116,10 @@ class Transport:
         """End the request under way, from another thread."""
         self._adapter.cut()
 
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._session.close()
+
     def _check(self, response: requests.Response, content: bytes) -> None:
         status = response.status_code
         if status < 300:
