@@ -1,5 +1,5 @@
 """A training under torchrun: as many lives of torch.distributed in one process as asked for, each
-of which ends in the middle of its tuning.
+of which ends in the middle of its tuning. With one life the process ends at once after it.
 
     torchrun ... lives.py stock|ours LIVES SECONDS FOLDER
 
@@ -68,7 +68,8 @@ def main() -> None:
         dist.destroy_process_group()
         del store
         gc.collect()
-        print("life", life, "rank", rank, "leaves", *left(), flush=True)
+        if int(lives) > 1:
+            print("life", life, "rank", rank, "leaves", *left(), flush=True)
 
 
 if __name__ == "__main__":
