@@ -3,8 +3,8 @@ of which ends in the middle of its tuning. With one life the process ends at onc
 
     torchrun ... lives.py stock|ours LIVES SECONDS FOLDER
 
-Each rank prints after each life what it has left: descriptors and native threads, then the weights'
-digest. The steps of a life end after so many seconds of rank 0's.
+Each rank prints after each life what it has left: descriptors and native threads. The steps of a
+life end after so many seconds of rank 0's.
 """
 
 from __future__ import annotations
