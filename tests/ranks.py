@@ -24,8 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication import spares
-
 START_SECONDS = 100.0
 # Importing torch takes seconds, as does what an optimizer's first step imports. One process does
 # so, and every rank is forked from it.
@@ -264,5 +262,4 @@ def _leave_groups() -> None:
         torch.cuda.synchronize()  # A group goes when its collectives have ended.
     if dist.is_initialized():
         dist.destroy_process_group()
-    spares.forget_destroyed()
     gc.collect()

@@ -17,6 +17,7 @@ from bagua_client import reporter
 PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
 TORCHS = {"torch_private"}
+THREADS = {"threads"}
 KNOBS = {"knobs", "knob_kinds"}
 KNOWN = {*KNOBS, "configuration", "configuration_file", "environment", "knob_choices", "layout"}
 TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
@@ -24,11 +25,12 @@ TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
 BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
-AGENT = {"guard", "service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
+AGENT = {"guard", "service", "measuring", "reporter", *THREADS, *TUNABLE, *KNOWN, *TOLD}
 INTEGRATIONS = {"checking", "agent", "reducer", "sharded", "zero", *AGENT}
 STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
+    "threads": set[str](),
     "compression": set[str](),
     "knob_kinds": set[str](),
     "knobs": {"knob_kinds"},
@@ -41,7 +43,7 @@ LAYERS = {
     "result_line": {"tuning"},
     "announcement": set[str](),
     "profile": set[str](),
-    "communication": {"compression", "configuration", *KNOBS, *TORCHS},
+    "communication": {"compression", "configuration", *THREADS, *KNOBS, *TORCHS},
     "algorithms": BUCKETS,
     "environment": {"algorithms", "configuration", "knob_choices", *KNOBS},
     "tunable": ALGORITHMS,
@@ -50,7 +52,15 @@ LAYERS = {
     "zero": TUNABLE,
     "measuring": {"profile", *TUNABLE},
     "service": {"communication", "environment", *TORCHS, *TOLD},
-    "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},
+    "reporter": {
+        "service",
+        "measuring",
+        "communication",
+        "environment",
+        *THREADS,
+        *TORCHS,
+        *TOLD,
+    },
     "guard": set[str](),
     "agent": AGENT,
     "checking": {"agent", *AGENT},

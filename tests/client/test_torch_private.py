@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from datetime import timedelta
@@ -429,3 +430,38 @@ def test_the_compilers_own_count_and_setting_are_there() -> None:
             assert not compiled.splits_at_buckets()
     with torch._dynamo.config.patch(optimize_ddp="ddp_optimizer"):
         assert compiled.splits_at_buckets()
+
+
+class _Told:
+    def __init__(self) -> None:
+        self.alive: list[bool] = []
+
+    def tell(self) -> None:
+        self.alive.append(torch_groups.is_alive(self.group))
+
+    def join(self, store: dist.Store) -> None:
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.group = dist.new_group([0])
+
+
+def _destroyed() -> list[list[bool]]:
+    """What is told of the ends of two lives of the default group, and of a group's of its own."""
+    dist.destroy_process_group()
+    told, found = _Told(), []
+    for _ in range(2):
+        told.join(dist.HashStore())
+        torch_groups.when_destroyed(told.tell)
+        gone = copy.copy(told)
+        torch_groups.when_destroyed(gone.tell)
+        del gone  # It is not told.
+        dist.destroy_process_group(dist.new_group([0]))
+        found.append(list(told.alive))
+        dist.destroy_process_group()
+        found.append(list(told.alive))
+    return found
+
+
+def test_the_end_of_the_default_group_is_told_when_all_groups_are_gone(
+    two_ranks: RankPool,
+) -> None:
+    assert two_ranks.run(_destroyed) == [[[], [False], [False], [False, False]]] * 2

@@ -44,6 +44,7 @@ from bagua_client.environment import Environment
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
@@ -104,6 +105,7 @@ class Agent:
         if tunable.memory is not None:
             tunable.memory.share = environment.memory_share
         tunable.attach()
+        torch_groups.when_destroyed(self.close)
         tunable.on_return = self._went_back
         self._follow_steps()
         self.outcome.begin()
@@ -138,11 +140,20 @@ class Agent:
         self.outcome.forget()
         self.close()
 
-    def close(self) -> None:
-        """The model's wrapper is gone on this rank. Not collective."""
+    def close(self, reason: str = "") -> None:
+        """The model's wrapper is gone on this rank, or the group of its ranks. Not collective.
+
+        Args:
+            reason: why the tuning ends although the training may go on; empty: it is over.
+        """
+        if reason:
+            self.outcome.end("off", reason, self.measurement.step)
+            self._service.finish(reason)
         self._detach()
         self.outcome.close()
         self._service.close()
+        for name in ("_group", "_exchange"):  # Whatever keeps the agent does not keep these.
+            vars(self).pop(name, None)
 
     def _start_report(self) -> Message:
         """Message 1: every rank's report to all.

@@ -21,6 +21,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
+from bagua_client.threads import TorchThread
 from bagua_client.torch_private import groups as torch_groups
 
 logger = logging.getLogger(__name__)
@@ -130,14 +131,15 @@ class Turns:
         self._seen, self._seen_at = b"", clock()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._thread: TorchThread | None = None
 
     def add(self, turn: Turn) -> None:
         """Add a model that this process has begun to train."""
         with self._lock:
             self._turns.append(turn)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bagua-turns", daemon=True)
+                self._thread = TorchThread(self._run, "bagua-turns", self.end)
                 self._thread.start()
 
     def remove(self, turn: Turn) -> None:
@@ -146,6 +148,11 @@ class Turns:
             if turn in self._turns:
                 self._turns.remove(turn)
         self.pass_on()
+
+    def end(self) -> None:
+        """The job is over: the store is not asked any more."""
+        self._is_over = True
+        self._wake.set()
 
     def others_made(self, turn: Turn, reductions: int) -> None:
         """Count reductions of one model, in which the others stood still."""
@@ -192,7 +199,7 @@ class Turns:
 
     def _run(self) -> None:
         try:
-            while (store := self._find_store()) is not None:
+            while not self._is_over and (store := self._find_store()) is not None:
                 self.look(store)
                 del store  # Its server ends with its last reference.
                 self._wake.wait(POLL_SECONDS)
@@ -243,5 +250,7 @@ def turns() -> Turns:
         def find_store() -> torch_groups.Store | None:
             return torch_groups.store() if dist.group.WORLD is reference() else None
 
-        _of_process = reference, Turns(find_store)
+        found = Turns(find_store)
+        torch_groups.when_destroyed(found.end)
+        _of_process = reference, found
     return _of_process[1]

@@ -69,6 +69,7 @@ class Communicator:
         group: the process group of all these ranks.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
+        is_left: whether the ranks do not train the model together any more.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -81,6 +82,7 @@ class Communicator:
         self._node_groups: list[NodeGroups] = []
         self._made: dict[dist.ProcessGroup, tuple[Hashable, int]] = {}
         self._failure: Exception | None = None
+        self.is_left = False
 
     @property
     def obstacle(self) -> str:
@@ -202,6 +204,20 @@ class Communicator:
         while self._made:
             group, (kind, birth) = self._made.popitem()
             spares.keep(kind, birth, group)
+
+    def leave(self) -> None:
+        """Let go of all groups but the user's, which was destroyed, or is not the model's any more.
+        Not collective: some of its ranks may be gone."""
+        self.is_left = True
+        self._give_up(Configuration())
+        for groups in self._flat_groups:
+            del groups[1:]
+        for group in list(self._made):
+            # What NCCL does at an end may wait for the other ranks.
+            if torch_groups.is_alive(group) and dist.get_backend(group) == dist.Backend.GLOO:
+                del self._made[group]
+                dist.destroy_process_group(group)
+        self.close()
 
     def sum_operations(
         self,

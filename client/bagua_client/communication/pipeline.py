@@ -11,14 +11,15 @@ thread, which takes the buckets in order.
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation
+from bagua_client.threads import TorchThread
 
 HIGH_PRIORITY = -1
 
@@ -178,9 +179,8 @@ class ThreadPipeline:
         if len(self._queues) < place:
             relay: queue.SimpleQueue[_Chain | None] = queue.SimpleQueue()
             self._queues.append(relay)
-            threading.Thread(
-                target=self._relay, args=(place, relay), name=f"bagua-relay-{place}", daemon=True
-            ).start()
+            run, stop = partial(self._relay, place, relay), partial(relay.put, None)
+            TorchThread(run, f"bagua-relay-{place}", stop).start()
         return self._queues[place - 1]
 
     def _relay(self, place: int, chains: queue.SimpleQueue[_Chain | None]) -> None:

@@ -29,6 +29,8 @@ def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
             that one of them made before.
     """
     if torch_groups.is_alive(group):
+        if not _spares:
+            torch_groups.when_destroyed(forget_destroyed)
         _spares.setdefault(kind, {})[birth] = group
 
 

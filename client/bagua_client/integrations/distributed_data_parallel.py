@@ -50,6 +50,9 @@ COMPOSED = (
     "torch's composable replicate() makes the model's wrapper in the first forward pass; without "
     "tune(), a script that python -m bagua_client --autotune starts is tuned then"
 )
+CHANGED = "the model has another process group than it was wrapped with"
+DESTROYED = "the process group that the model was wrapped with was destroyed"
+
 Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -159,9 +162,25 @@ class DistributedDataParallel(TunedModel, WithMoments):
 
     def _forward_begins(self) -> None:
         if self._tunable is not None:
+            communicator = self._tunable.communicator
+            if communicator.is_left or communicator.group is not self.process_group:
+                self._leave(self._tunable)
+        if self._tunable is not None:
             self._tunable.before_forward()
             if self._agent is not None:
                 self._tunable.observers.call(self._agent.outcome.forward_begins)
+
+    def _leave(self, tunable: TunableReducer) -> None:
+        """Go on as torch's class, on this rank alone: the ranks that the model was wrapped for
+        are not those that it trains with now."""
+        reason = CHANGED if self.process_group is not tunable.communicator.group else DESTROYED
+        if tunable.communicator.rank == 0:
+            logger.warning("autotune is off: %s; the training goes on as torch has it", reason)
+        if self._agent is not None:
+            self._agent.close(reason)
+        tunable.leave()
+        tunable.give_back()
+        self._tunable, self._not_tuned = None, reason
 
     def _buffers_stay(self) -> bool:
         return self._tunable is not None and self._tunable.algorithm.leaves_gradients

@@ -92,7 +92,7 @@ def new_tunable(
         channels = min(channels, most)
     make = partial(TunableReducer, wrapper, algorithm, communicator)
     if algorithm.name == DEFAULT_ALGORITHM:
-        tunable = together(make, TunableReducer.leave, group, communicator.device)
+        tunable = together(make, TunableReducer.forget, group, communicator.device)
     else:
         tunable = make()
     weakref.finalize(wrapper, communicator.close).atexit = False

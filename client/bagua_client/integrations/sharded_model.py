@@ -209,4 +209,4 @@ def _new_tunable(
     communicator = ShardCommunicator(group, device, parts)
     weakref.finalize(model, communicator.close).atexit = False
     make = partial(TunableUnits, model, units, algorithm, communicator)
-    return together(make, TunableUnits.leave, group, device) if algorithm.is_torchs else make()
+    return together(make, TunableUnits.forget, group, device) if algorithm.is_torchs else make()

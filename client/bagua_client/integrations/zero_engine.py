@@ -75,7 +75,7 @@ def tunable_of(engine: Any) -> TunableEngine:
         communicator = Communicator(buckets.group, device)
         weakref.finalize(engine, communicator.close).atexit = False
         make = partial(TunableEngine, engine, buckets, communicator)
-        engine._tunable = together(make, TunableEngine.leave, buckets.group, device)
+        engine._tunable = together(make, TunableEngine.forget, buckets.group, device)
     tunable: TunableEngine = engine._tunable
     return tunable
 

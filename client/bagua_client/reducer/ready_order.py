@@ -57,10 +57,6 @@ class ReadyOrder:
         self.used.pop(index, None)  # The latest is the last.
         self.used[index] = None
 
-    def close(self) -> None:
-        """Look no longer."""
-        torchs.remove(self._handles)
-
     def saw(self, bucket: GradBucket) -> None:
         """Record the parameters of a bucket that is full."""
         if not self.is_agreed:
@@ -100,6 +96,10 @@ class ReadyOrder:
         self.take(seen)
         return True
 
+    def stop(self) -> None:
+        """Stop looking at gradients."""
+        torchs.remove(self._handles)
+
     def _digest(self, seen: Sequence[int]) -> int:
         if sorted(seen) != sorted(self.indices):
             raise RuntimeError(f"{len(seen)} of {len(self.indices)} gradients were seen")
@@ -109,4 +109,4 @@ class ReadyOrder:
         """The order that all ranks have, and buckets are cut in from now on."""
         self.indices = self.learned = tuple(indices)
         self.is_agreed = self.is_known = True
-        self.close()
+        self.stop()

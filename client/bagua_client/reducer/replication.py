@@ -113,9 +113,7 @@ class Replication:
         in force, or that one."""
         self.travel.configuration = configuration
         if not self.keeps(configuration):
-            if self.moments is not None:  # Left by an algorithm that failed to begin elsewhere.
-                self.moments.close()
-                self.moments = None
+            self.close()  # Left by an algorithm that failed to begin elsewhere.
             self.algorithm = self.planned(configuration)
             self._in_force = configuration.algorithm
             self._phase = 0
@@ -124,6 +122,13 @@ class Replication:
                 wrapper = self._wrapper()
                 assert wrapper is not None, "algorithms change while their model trains"
                 self.moments = Moments(self.algorithm, self._model, wrapper)
+        self.travel.close()
+
+    def close(self) -> None:
+        """Let go of the algorithm in force on this rank, as its ranks are not together any more."""
+        if self.moments is not None:
+            self.moments.close()
+            self.moments = None
         self.travel.close()
 
     @property

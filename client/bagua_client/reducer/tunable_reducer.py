@@ -134,6 +134,21 @@ class TunableReducer(ChangedTogether):
 
     # Changes
 
+    def leave(self) -> None:
+        """See :meth:`ChangedTogether.leave`."""
+        super().leave()
+        self._ends.stop()
+        self._order.stop()
+        self._replication.close()
+
+    def give_back(self) -> None:
+        """Let torch alone carry the buckets, in the sizes that the model was wrapped with. Not
+        collective, as torch makes a reducer on each rank for itself."""
+        caps, travel = self._cut.default_caps, self._replication.travel
+        self._cut.make(caps, travel, hooked=False, used=self._order.used, bare=True)
+        self._cut.ddp.bucket_bytes_cap = caps.bucket_bytes
+        self.layout = plan(self.tensors, self.order, configuration_of(caps))
+
     def start_from(self, default: Configuration) -> None:
         """See :meth:`Tunable.start_from`."""
         layout = self.plan(default)
@@ -348,9 +363,9 @@ class TunableReducer(ChangedTogether):
         self.is_attached = self._sees_buckets = False
         self._may_leave = True
 
-    def leave(self) -> None:
-        """See :meth:`ChangedTogether.leave`; no step has been seen."""
-        self._order.close()
+    def forget(self) -> None:
+        """See :meth:`ChangedTogether.forget`; no step has been seen."""
+        self._order.stop()
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel. Called in the backward pass."""

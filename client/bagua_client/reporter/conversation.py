@@ -123,6 +123,10 @@ class Conversation:
         kept = "its trials are kept" if self._is_registered else self._connection.untold
         return kept + self._before
 
+    def cut(self) -> None:
+        """End the request under way, from another thread."""
+        self._connection.cut()
+
     def run(self) -> None:
         """Talk until the job ends, or the tuning does."""
         try:
@@ -153,6 +157,8 @@ class Conversation:
         except Exception as error:
             logger.exception("autotune: an error in the thread that talks to the service")
             self._give_up(repr(error))
+        finally:
+            self._connection.close()
 
     def _give_up(self, reason: str) -> None:
         """End the tuning of this job. The ranks stay at what the last tuning found; in the

@@ -20,6 +20,7 @@ from bagua_client.reporter.conversation import Conversation
 from bagua_client.reporter.handover import Handover
 from bagua_client.reporter.inbox import VOIDING, Event, Inbox, Message
 from bagua_client.service.job_service import job_service
+from bagua_client.threads import TorchThread
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,7 @@ class Reporter:
             self._put_command,
             handover if handover is not None and handover.is_needed else None,
         )
-        self._thread = threading.Thread(
-            target=self._conversation.run, name="bagua-reporter", daemon=True
-        )
+        self._thread = TorchThread(self._run, "bagua-reporter", self._stop)
         if environment.url is None:
             # Before our own goodbye is registered, so that the service ends after it.
             job_service(environment.service_port, environment.token)
@@ -101,15 +100,16 @@ class Reporter:
 
     def close(self, wait_seconds: float = 0.0) -> None:
         """The training is over: say so to the service, but never wait long for it."""
-        atexit.unregister(self.close)
-        if self._thread.is_alive() and not self._is_forked:
+        if self._is_forked or not self._thread.is_alive():
+            return
+        if not self._stopping.is_set():
             if self._conversation.is_tuning:
                 announce(logger, "autotune: %s; %s", ENDED_FIRST, self._conversation.remains)
-            else:
-                wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
             self.put(Event("ended", None, self._count.made, "the training process ended"))
-            self._thread.join(wait_seconds)
+        if not self._conversation.is_tuning:
+            wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
+        self._thread.join(wait_seconds)
 
     def finish(self, reason: str = "") -> None:
         """The last command is in force on all ranks: the thread may end.
@@ -117,12 +117,23 @@ class Reporter:
         Args:
             reason: told to the service, which would wait for more; empty: it knows.
         """
-        atexit.unregister(self.close)
         if not self._is_forked:
             self._stopping.set()
             if reason:
                 self.put(Event("ended", None, self._count.made, reason))
             self._inbox.wake()
+
+    def _run(self) -> None:
+        try:
+            self._conversation.run()
+        finally:
+            atexit.unregister(self.close)  # Until now the exit waits for the goodbye.
+
+    def _stop(self) -> None:
+        """Have the thread end at once, whatever it waits for."""
+        self._stopping.set()
+        self._inbox.wake()
+        self._conversation.cut()
 
     def _put_command(self, command: bytes, is_last: bool) -> None:
         """Take the place of the one before. What an event that waits makes void is left out, unless

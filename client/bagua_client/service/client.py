@@ -124,6 +124,7 @@ class ServiceClient:
         self._copies_url = f"{self.url}/api/v2/copies"
         self._job_url = f"{self.url}/api/v2/jobs/{job_id}"
         self._transport = Transport(token)
+        self.cut, self.close = self._transport.cut, self._transport.close
 
     def register(self, description: Mapping[str, Any]) -> JobState:
         return self._send("PUT", self._job_url, description)

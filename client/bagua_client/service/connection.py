@@ -113,6 +113,16 @@ class Connection:
                 self._trouble = ""
                 return state
 
+    def cut(self) -> None:
+        """End the request under way, from another thread."""
+        if self._service is not None:
+            self._service.cut()
+
+    def close(self) -> None:
+        """Close the connection, after the last request."""
+        if self._service is not None:
+            self._service.close()
+
     def renew(self, progress: Progress | None = None) -> None:
         """Say once that the training lives, and how far it is. If that fails, the next time is
         soon."""

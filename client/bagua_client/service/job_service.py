@@ -74,7 +74,7 @@ class JobService(Sidecar):
         try:
             url = super().url()
         finally:
-            if store is not None:
+            if store is not None and not self.is_stopped:  # The interpreter ends.
                 self._publish(store, url)
         return url
 

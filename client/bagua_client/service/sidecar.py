@@ -128,6 +128,8 @@ class Sidecar:
             )
         except OSError as error:
             raise SidecarError(f"the service could not be started: {error}") from error
+        if self._stopped:  # Meanwhile, so that nobody has ended it.
+            self._process.terminate()
         line = _first_line(self._process)
         address = re.search(r"http://\S+", line)
         if address is None:

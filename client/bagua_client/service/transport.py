@@ -112,6 +112,14 @@ class Transport:
         self._check(response, content)
         return _document(content)
 
+    def cut(self) -> None:
+        """End the request under way, from another thread."""
+        self._adapter.cut()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._session.close()
+
     def _check(self, response: requests.Response, content: bytes) -> None:
         status = response.status_code
         if status < 300:
@@ -150,7 +158,7 @@ class _Adapter(HTTPAdapter):
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Limit the time spent in this context. A socket's own timeout restarts with each byte."""
-        watchdog = threading.Timer(seconds, self._cut)
+        watchdog = threading.Timer(seconds, self.cut)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -158,7 +166,8 @@ class _Adapter(HTTPAdapter):
         finally:
             watchdog.cancel()
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Shut it down, from any thread."""
         for sock in self._sockets:
             with suppress(OSError):  # The socket is already closed.
                 sock.shutdown(socket.SHUT_RDWR)

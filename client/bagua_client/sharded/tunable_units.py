@@ -124,7 +124,7 @@ class TunableUnits(ChangedTogether):
                 if module is not model
             ),
         ]
-        weakref.finalize(model, self.leave).atexit = False
+        weakref.finalize(model, self.forget).atexit = False
 
     @property
     def _held(self) -> _Held:
@@ -141,7 +141,7 @@ class TunableUnits(ChangedTogether):
     def memory(self) -> UnitsMemory | None:
         return self._held.memory
 
-    def leave(self) -> None:
+    def forget(self) -> None:
         """The model is gone, or not to be tuned after all. Whoever is told of that holds this a
         while longer, and must not hold its parameters and gradients."""
         for handle in self._handles:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,6 +133,31 @@ def pg_names() -> dict[Any, Any]:
 def is_alive(group: dist.ProcessGroup) -> bool:
     """Whether it was not destroyed. There is no public way to ask."""
     return group in pg_names()
+
+
+LIFE = "bagua"
+
+
+class _Life:
+    """The time from one ``init_process_group`` to the next."""
+
+
+def when_destroyed(callback: Callable[[], object]) -> None:
+    """Have ``callback`` called when the default group is destroyed, and all others with it; a
+    method is not, if its object is gone by then. There is no public way.
+
+    c10d then forgets the groups of each tag, and so ours, which nobody else has.
+    """
+    tags: dict[str, list[Any]] = dist.distributed_c10d._world.tags_to_pg
+    life = tags.setdefault(LIFE, [_Life()])[0]
+    is_method = isinstance(callback, MethodType)
+    find = weakref.WeakMethod(callback) if is_method else lambda: callback
+
+    def call() -> None:
+        if (found := find()) is not None:
+            found()
+
+    weakref.finalize(life, call).atexit = False
 
 
 def operations_of(group: dist.ProcessGroup) -> int:

@@ -21,6 +21,7 @@ from bagua_client.communication.agreement import attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
+from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.observers import Observers
 
@@ -59,6 +60,7 @@ class ChangedTogether(ABC):
         self.vote_in(communicator.group, communicator.device)
         self._next: Layout | None = None
         self._steps = self._steps_in_force = 0
+        torch_groups.when_destroyed(self.leave)
 
     @property
     def memory(self) -> MeasuredMemory | None:
@@ -127,7 +129,14 @@ class ChangedTogether(ABC):
         self.vote_in(self.communicator.group, self.communicator.device)
 
     def leave(self) -> None:
-        """Nothing is to be changed after all: take back what looks at the model."""
+        """Let go of all that was made for the ranks that trained the model: their group was
+        destroyed, or the model has another one. Not collective."""
+        self._next = None
+        self.detach()
+        self.communicator.leave()
+
+    def forget(self) -> None:
+        """Take back what looks at the model: it is gone, or nothing is to be changed after all."""
         return
 
     # What a change is made of
