@@ -180,9 +180,9 @@ def test_the_ranks_are_soon_back_at_what_is_confirmed_and_the_tuning_goes_on(
     moment: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     begins, is_trying, confirmed = MOMENTS[moment]
-    # Not each moment with each: what was measured is there again, or not.
-    forgets = (list(MOMENTS).index(moment) + WAYS.index(way)) % 2 == 1
-    step_seconds = (0.01, 10.0)[WAYS.index(way) % 2]
+    # Not each with each: short steps or long ones, on the same database or an empty one.
+    place, index = list(MOMENTS).index(moment), WAYS.index(way)
+    step_seconds, forgets = (0.01, 10.0)[(place + index) % 2], (place // 2 + index) % 2 == 1
     decides = DECIDING_ANSWERS if moment == "while it decides" else 0
     made = FailingService(ROUNDS, way, begins(), steps=4, deciding=decides)
     with made as service, _training(service.url) as training:
