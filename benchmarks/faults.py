@@ -9,6 +9,12 @@ at its default with a reason, nothing that was acknowledged is lost, the store i
 status is 1 if something does not.
 
     python benchmarks/faults.py --seed 1 --tunings 50 --json faults.json
+
+With ``--moments`` the service fails once in each tuning instead, for 20 s: in each moment of it
+killed, frozen, and answering nonsense. Printed are the steps and seconds until the job is back at
+what is confirmed.
+
+    python benchmarks/faults.py --moments
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.fault_injection import tunings
+from benchmarks.support.fault_injection import moments, tunings
 from benchmarks.support.fault_injection.books import audit
 from benchmarks.support.fault_injection.trouble import TroubledService
 from benchmarks.support.fault_injection.tunings import (
@@ -91,7 +97,14 @@ def main() -> None:
     parser.add_argument("--tunings", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=10, help="simulated jobs that run at once")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--moments", action="store_true", help="one failure in each moment")
     options = parser.parse_args()
+    if options.moments:
+        found = moments.run(options.seed, options.at_once)
+        is_right = moments.show(found)
+        if options.json:
+            write_json(options.json, {"moments": [asdict(each) for each in found]})
+        sys.exit(0 if is_right else 1)
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "store.db"
         with TroubledService(database, options.seed) as troubled:

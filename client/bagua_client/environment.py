@@ -88,6 +88,7 @@ class Environment:
         remaining_steps: how many steps the training is expected to go on; limits the cost of a
             search.
         server_wait_seconds: seconds of fast retries while the service is absent; then every 30 s.
+            A trial is left after these, too, if they are fewer than those of ``absence``.
         service_port: of a service that rank 0 starts; 0: any free port.
         default_bucket_bytes: the default's bucket size; None: torch's.
         default_channels: the default's channels.

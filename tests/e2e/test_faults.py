@@ -20,7 +20,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url
 from bagua_client import Configuration
 from tests.autotune.support import stored_jobs
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import wait_until
 from tests.e2e.programs.training import DEFAULT, Report, train
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
@@ -131,26 +131,33 @@ def test_a_service_that_comes_late_is_found(
     assert service.job()["state"] == "finished"
 
 
-def test_a_service_that_stays_away_in_a_trial_leaves_the_ranks_at_their_default(
-    service: ServiceProcess, tmp_path: Path
+def test_a_service_that_goes_away_in_a_trial_leaves_the_ranks_at_their_default_until_it_is_back(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
 ) -> None:
     service.start()
-    variables = {
-        **LIMITS,
-        "BAGUA_AUTOTUNE_URL": service.url,
-        "BAGUA_AUTOTUNE_SERVER_WAIT_TIME": "1",
-    }
-    pool = RankPool([2], collective_timeout_seconds=40, variables=variables)
-    try:
-        training = begin(pool, 20000)
-        wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
-        service.kill()
-        reports = training.result()
-    finally:
-        pool.close()
+    steps_file = tmp_path / "steps"
+    pool = tuned_ranks(service.url, (2,), BAGUA_AUTOTUNE_SERVER_WAIT_TIME="0.5")
+    training = begin(pool, 20000, True, str(steps_file))
+
+    def steps() -> int:
+        return int(steps_file.read_text() or 0)
+
+    # Not one that ends before the service does.
+    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
+    service.kill()
+    killed = steps()
+    wait_until(lambda: steps() > killed + 300, "300 steps without it")
+    service.start()
+    back = steps()
+    reports = training.result()
     check(reports)
-    assert reports[0].configurations[-1] == DEFAULT
+    assert all(report.tuned for report in reports)
+    assert reports[0].configurations == reports[1].configurations
+    without = reports[0].configurations[killed + 200 : back]
+    assert set(without) == {DEFAULT}
     assert sum("use their default" in line for line in reports[0].logged) == 1
+    assert service.job()["state"] == "finished"
+    assert all(trial["seconds"] < 0.5 for trial in service.trials() if trial["seconds"])
 
 
 @pytest.mark.parametrize(

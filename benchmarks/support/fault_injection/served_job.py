@@ -67,7 +67,8 @@ class ReportingTuner:
     def take_event(self, job_id: str, event: ToldEvent) -> None:
         self._put(Event(event.kind, event.trial, event.step or 0, event.message, event.seconds))
 
-    def command(self) -> dict[str, Any] | None:
+    def command(self, step: int) -> dict[str, Any] | None:
+        self.reporter.look(step)
         text = self.reporter.take_command()
         return None if text is None else dict(json.loads(text))
 
@@ -144,7 +145,7 @@ class ServedJob(SimulatedJob):
         self._follow()
 
     def _follow(self) -> None:
-        command = self.tuner.command() if self._switch_at is None else None
+        command = self.tuner.command(self.step) if self._switch_at is None else None
         if command is not None:
             self._told = command
             self._switch_at = self.step + SWITCH_STEPS

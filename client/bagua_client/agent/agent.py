@@ -242,7 +242,7 @@ class Agent:
         return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
     def _read_vote(self, change: Reconfiguration, command: Command) -> Message | None:
-        trial, watch, told, _ = command
+        trial, waits, watch, told, _ = command
         layout, late = change.conclude(), None
         if change.agreed and trial is not None and self._trial is not None:
             late = self._start_late_report()
@@ -258,7 +258,7 @@ class Agent:
             self._service.tell(kind, trial, change.reason, memory=memory)
             if not watch:
                 self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
-        if trial is None:
+        if trial is None and not waits:
             # The guard needs no service.
             kept = self._tunable.layout_to_come.configuration
             self._end(watch or kept.numbers != self._tunable.default.numbers)

@@ -26,10 +26,12 @@ class Command(NamedTuple):
     :class:`bagua_client.reporter.conversation.Conversation`.
 
     Attributes:
+        waits: there is no trial now, and the tuning has not ended.
         configuration: None: this rank could not read it, or cannot carry it out.
     """
 
     trial: int | None = None
+    waits: bool = False
     watch: bool = False
     told: Mapping[str, Any] = {}
     configuration: Configuration | None = None
@@ -89,6 +91,7 @@ class Correspondence:
             description = describe_job(self._tunable, environment, self.job, self._file)
             count = self._measurement.count
             self._reporter = Reporter(environment, description, self._handover, count)
+        self._reporter.look(reductions)
         return self._reporter.take_command()
 
     def read(self, text: bytes) -> Command:
@@ -98,6 +101,7 @@ class Correspondence:
         try:
             said = json.loads(text)
             found = found._replace(trial=said["trial"], watch=said["watch"])
+            found = found._replace(waits=said.get("waits", False))
             self._handover.keep(said.get("copy"))
             asked = Configuration.from_json(said["configuration"])
             found = found._replace(told=said["told"])

@@ -99,11 +99,15 @@ class Profiler:
             self._tunable.observation.record(None)
             self._steps = range(self._steps.start, self._steps.stop + 1)
 
-    def stop(self) -> None:
-        """Record nothing (more), and forget what nobody took."""
+    def leave(self) -> None:
+        """Record no more of the trial: the next step is not its own."""
         self._steps = range(0)
         self._timeline = None
         self._tunable.observation.record(None)
+
+    def stop(self) -> None:
+        """Record nothing (more), and forget what nobody took."""
+        self.leave()
         self._recordings.clear()
 
     def reduction_done(self, step: int, is_first: bool) -> None:

@@ -174,6 +174,8 @@ class RankMeasurement:
         self.spans = [] if forgets else [span._replace(last=self.step) for span in self.spans[-1:]]
         if forgets:
             self._samples.clear()
+        if self._profiler is not None:
+            self._profiler.leave()
 
     def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
         """Return new step times, at most so many; none where they are of no use.

@@ -1,9 +1,9 @@
 """The conversation with the service, which only the reporter's thread has.
 
 Training goes on whatever the service does: this thread waits until it answers, and drops step times
-that it does not take. The ranks keep their configuration meanwhile; if that is a trial and the
-service stays away for long, they return to the default. After the tuning the thread watches the
-step times, and tells the service only that the training is alive, until they change.
+that it does not take. The ranks keep their configuration meanwhile; but a trial, which may be slow,
+they leave after a few seconds for the best that is confirmed. After the tuning the thread watches
+the step times, and tells the service only that the training is alive, until they change.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from bagua_client.reporter.handover import Handover, is_of
 from bagua_client.reporter.inbox import GIVEN_UP, VOIDING, Event, Inbox, Message
 from bagua_client.reporter.renewal import Renewal
 from bagua_client.reporter.step_table import StepTable
+from bagua_client.service.absence import SILENT_SECONDS, Absence
 from bagua_client.service.client import JobState, StepTimes
 from bagua_client.service.connection import Connection, Stopped
 from bagua_client.service.optional_fields import OptionalFields
@@ -51,8 +53,9 @@ class Conversation:
     """Registers the job, reports its steps, and gives the command that the ranks run next.
 
     A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool, "told":
-    {...}}``; one without a trial ends the tuning with the configuration to keep, and ``watch`` says
-    whether step times are wanted after it. ``told`` is what all ranks shall know: fields of
+    {...}}``. One without a trial ends the tuning with the configuration to keep, and ``watch`` says
+    whether step times are wanted after it; or, where it has ``"waits": true``, it is what to run
+    until the next trial. ``told`` is what all ranks shall know: fields of
     :class:`bagua_client.tuning.Tuning`, or nothing. With it goes, at times, a ``copy`` for the
     other nodes (see handover).
 
@@ -62,8 +65,9 @@ class Conversation:
         inbox: what there is to tell.
         stopping: set when the job ends.
         command: takes the command, in the place of one that the ranks have not been told yet, and
-            whether it is the last.
+            whether it holds whatever else the ranks have to tell.
         handover: takes copies for the other nodes; None: there is nothing to hand over.
+        clock: seconds, in which the service's silence is counted.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Conversation:
         stopping: threading.Event,
         command: Callable[[bytes, bool], None],
         handover: Handover | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._description = description
         self._inbox = inbox
@@ -83,17 +88,20 @@ class Conversation:
         self._steps = StepTable(int(description["world_size"]))
         self._watch = DriftWatch()
         self._renewal = Renewal()
+        patience_seconds = min(SILENT_SECONDS, environment.server_wait_seconds)
+        self.absence = Absence(patience_seconds, self._leave_trial, clock)
         self._connection = Connection(
             environment,
             uuid.uuid4().hex,
             description,
             stopping,
             self._forget_commands,
-            self._leave_trial,
+            self.absence,
         )
         self._is_registered = False
         self._before = ""  # the result of the round before, in words
         self._commanded: object = object()
+        self._is_trying = False
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._poll_seconds: float | None = None
         self._profile_refusals = 0
@@ -169,7 +177,7 @@ class Conversation:
         failed = {"state": "failed", "reason": reason} if self.is_tuning else {}
         if self.is_tuning or self._inbox.has_event(GIVEN_UP):
             self._kept = self._description["default_configuration"]
-        self._order(None, self._kept, False, failed)
+        self._order(None, self._kept, failed, watch=False)
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -285,9 +293,13 @@ class Conversation:
         """Tell the ranks what the service wants now, if that is new."""
         if state.trial is not None:
             self._trials.tell(state.trials_measured, state.max_trials, state.speedup)
-        self._poll_seconds = self._next_poll() if state.deciding else None
-        is_between_trials = state.trial is None and state.deciding
-        if is_between_trials or state.trial == self._commanded:
+        is_new = state.trial != self._commanded and not (state.trial is None and state.deciding)
+        rests = state.trial is not None and self.absence.rests
+        copy = self._take_copy() if is_new and not rests else None
+        # Asked again: while the copy was waited for, the ranks may have left their trial.
+        rests = state.trial is not None and self.absence.rests
+        self._poll_seconds = self._next_poll() if state.deciding or rests else None
+        if rests or not is_new:
             return
         if state.trial is None:
             self._kept = state.configuration
@@ -299,7 +311,7 @@ class Conversation:
             announce(logger, "autotune: the job is being tuned again (round %d)", state.round)
             self._trials = TrialLines(logger)
         told = told_of(state, self._description["default_configuration"])
-        self._order(state.trial, state.configuration, True, told, self._take_copy())
+        self._order(state.trial, state.configuration, told, copy=copy)
         self._commanded = state.trial
 
     def _next_poll(self) -> float:
@@ -307,16 +319,22 @@ class Conversation:
             return FIRST_POLL_SECONDS
         return min(POLLS_APART * self._poll_seconds, LAST_POLL_SECONDS)
 
-    def _leave_trial(self) -> None:
-        """The service is away for long, and what it had the ranks try may be slow."""
-        if isinstance(self._commanded, int):
-            logger.warning(
-                "autotune: the ranks use their default configuration until the service answers "
-                "again"
-            )
-            waiting = {"state": "waiting", "reason": "the service is away"}
-            self._order(None, self._description["default_configuration"], True, waiting)
-            self._forget_commands()
+    def _leave_trial(self) -> bool:
+        """The service is away, and what it had the ranks try may be slow. On the training thread,
+        while this one waits for an answer. Returns whether there was a trial."""
+        if not self._is_trying:
+            return False
+        default = self._description["default_configuration"]
+        # What was kept may be what the service has yet to be told of.
+        best = default if self._inbox.has_event(GIVEN_UP) else self._kept
+        logger.warning(
+            "autotune: the ranks use %s until the service answers again",
+            "their default configuration" if best == default else "what was confirmed before",
+        )
+        waiting = {"state": "waiting", "reason": "the service is away"}
+        self._order(None, best, waiting, waits=True)
+        self._forget_commands()
+        return True
 
     def _forget_commands(self) -> None:
         """Forget what the ranks were told: whatever the service wants next is new to them."""
@@ -332,17 +350,22 @@ class Conversation:
         self,
         trial: int | None,
         configuration: Mapping[str, Any],
-        watch: bool,
         told: Mapping[str, Any],
+        *,
+        waits: bool = False,
+        watch: bool = True,
         copy: str | None = None,
     ) -> None:
+        self._is_trying = trial is not None
         command: dict[str, Any] = {"trial": trial, "watch": watch, "told": told}
         command["configuration"] = dict(configuration)
+        if waits:
+            command["waits"] = True
         if copy is not None:
             command["copy"] = copy
         # Short: what is too long for a report comes a step later.
         text = json.dumps(command, separators=(",", ":"))
-        self._put_command(text.encode(), not watch)
+        self._put_command(text.encode(), waits or not watch)
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:

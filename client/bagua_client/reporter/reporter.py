@@ -10,7 +10,8 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bagua_client.announcement import ENDED_FIRST, announce
@@ -38,6 +39,7 @@ class Reporter:
         description: what the job is registered with.
         handover: of what is known to the other nodes.
         count: of the training's steps.
+        clock: seconds, in which the service's silence is counted.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Reporter:
         description: Mapping[str, Any],
         handover: Handover | None = None,
         count: StepCount | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count = count or StepCount()
         self._process = os.getpid()
@@ -60,6 +63,7 @@ class Reporter:
             self._stopping,
             self._put_command,
             handover if handover is not None and handover.is_needed else None,
+            clock,
         )
         self._thread = TorchThread(self._run, "bagua-reporter", self._stop)
         if environment.url is None:
@@ -75,6 +79,11 @@ class Reporter:
         self._inbox.put(message)
         if isinstance(message, Event) and message.kind in VOIDING:
             self.take_command()  # The service gave it before it knew.
+
+    def look(self, reductions: int) -> None:
+        """Command the ranks to leave a trial if the service is away, after so many reductions."""
+        if not self._is_forked:
+            self._conversation.absence.look(reductions)
 
     @property
     def has_command(self) -> bool:
@@ -135,11 +144,11 @@ class Reporter:
         self._inbox.wake()
         self._conversation.cut()
 
-    def _put_command(self, command: bytes, is_last: bool) -> None:
+    def _put_command(self, command: bytes, holds: bool) -> None:
         """Take the place of the one before. What an event that waits makes void is left out, unless
-        no other comes: the service's answer to the event brings the next."""
+        it holds nevertheless: the service's answer to the event brings the next."""
         with self._command_lock:
-            if is_last or not self._inbox.has_event(VOIDING):
+            if holds or not self._inbox.has_event(VOIDING):
                 self._command = command
 
     @property

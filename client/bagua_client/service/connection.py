@@ -10,6 +10,7 @@ from typing import Any
 
 from bagua_client.announcement import announce, announce_page
 from bagua_client.environment import Environment
+from bagua_client.service.absence import Absence
 from bagua_client.service.circuit import Circuit
 from bagua_client.service.client import JobState, Progress, ServiceClient
 from bagua_client.service.job_service import JobService, job_service
@@ -41,7 +42,7 @@ class Connection:
         description: what the job is registered with.
         stopping: set when the job ends: from then on nothing is tried twice.
         on_forgotten: called when the service did not know the job, which is registered anew.
-        on_late: called at each failure once no answer is to be expected soon.
+        absence: learns what is asked, and when that is over.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class Connection:
         description: Mapping[str, Any],
         stopping: threading.Event,
         on_forgotten: Callable[[], None],
-        on_late: Callable[[], None],
+        absence: Absence,
     ) -> None:
         self._environment = environment
         self._job_id = job_id
         self._description = description
         self._stopping = stopping
         self._on_forgotten = on_forgotten
-        self._on_late = on_late
+        self._absence = absence
         self._circuit = Circuit(environment.server_wait_seconds)
         self._service: ServiceClient | None = None
         self._endings = 0  # of our own service, as far as they are told
@@ -94,24 +95,22 @@ class Connection:
             SidecarError: there is no service and there will be none.
             Stopped: the job ended meanwhile, or has ended and is not known any more.
         """
-        while True:
-            try:
-                state = self._ask(request)
-            except ServiceUnavailable as error:
-                self._trouble = str(error)
-                if self._stopping.is_set():
-                    raise Stopped from error
-                pause_seconds = self._circuit.failed(self._place, error)
-                if self._circuit.is_late:
-                    self._on_late()
-                self._stopping.wait(pause_seconds)
-            except ServiceRefused:
-                self._circuit.answered()  # It is there.
-                raise
-            else:
-                self._circuit.answered()
-                self._trouble = ""
-                return state
+        with self._absence.asking():
+            while True:
+                try:
+                    state = self._ask(request)
+                except ServiceUnavailable as error:
+                    self._trouble = str(error)
+                    if self._stopping.is_set():
+                        raise Stopped from error
+                    self._stopping.wait(self._circuit.failed(self._place, error))
+                except ServiceRefused:
+                    self._circuit.answered()  # It is there.
+                    raise
+                else:
+                    self._circuit.answered()
+                    self._trouble = ""
+                    return state
 
     def cut(self) -> None:
         """End the request under way, from another thread."""
@@ -127,7 +126,8 @@ class Connection:
         """Say once that the training lives, and how far it is. If that fails, the next time is
         soon."""
         if self._service is not None:
-            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError):
+            failures = JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError
+            with self._absence.asking(), suppress(*failures):
                 self._connected().renew(progress)
 
     def bring(self, copy: Mapping[str, Any]) -> None:
@@ -151,7 +151,8 @@ class Connection:
         if self._service is None:
             return None
         try:
-            return self._service.copy()
+            with self._absence.asking():
+                return self._service.copy()
         except (JobUnknown, ServiceRefused, ServiceUnavailable):
             return None
 

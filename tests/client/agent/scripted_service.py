@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 Configuration = dict[str, Any]
+Own = TypeVar("Own", bound="ScriptedService")
 
 RESULT = {
     "summary": "the result",
@@ -126,12 +128,15 @@ class ScriptedService:
         self.refuses = refuses or {}
         self.refused = 0
         self.requests: list[tuple[str, Any]] = []
-        handler = type("Handler", (_Handler,), {"service": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = self.listen(port)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> ScriptedService:
+    def listen(self, port: int) -> ThreadingHTTPServer:
+        """A server of this service."""
+        handler = type("Handler", (_Handler,), {"service": self})
+        return _Server(("127.0.0.1", port), handler)
+
+    def __enter__(self: Own) -> Own:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
@@ -155,9 +160,13 @@ class ScriptedService:
             self._scripts.clear()
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        """Status and document."""
+        """Status, and a document or bytes; status 0: the connection is closed instead."""
         job, *rest = path.removeprefix("/api/v2/jobs/").split("/")
         kind = body["kind"] if rest == ["events"] else rest[0] if rest else method
+        return self.take(kind, job, body)
+
+    def take(self, kind: str, job: str, body: Any) -> tuple[int, Any]:
+        """Answer a request of this kind."""
         with self._lock:
             if kind in self.refuses:
                 self.refused += 1
@@ -171,13 +180,24 @@ class ScriptedService:
             return 200, self._scripts[job].answer(kind, body)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        # A test can hold the port while nothing listens there.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+
 class _Handler(BaseHTTPRequestHandler):
     service: ScriptedService
 
     def do_PUT(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
         status, answer = self.service.answer(self.command, self.path, body)
-        text = json.dumps(answer).encode()
+        if not status:
+            return
+        text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         with suppress(ConnectionError):  # who asked may be gone

@@ -75,6 +75,7 @@ ON_RANK_0 = [
     (Timeline, "_bucket_ends"),
     (torchs, "bytes_of"),
     (Recording, "read"),
+    (Reporter, "look"),
     (Reporter, "take_command"),
     (Inbox, "put"),
     (correspondence, "describe_job"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from bagua_client.reporter.conversation import MOST_REFUSALS
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import LARGEST_INBOX, Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.absence import FIRST_REST_SECONDS, SILENT_REDUCTIONS
 from bagua_client.service.connection import REGISTRATIONS
 from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
@@ -417,12 +419,19 @@ def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with ScriptedService([[SMALL, LARGE]]) as service:
-        reporter = Reporter(Environment(url=service.url, server_wait_seconds=0.0), DESCRIPTION)
+        now = itertools.count(step=FIRST_REST_SECONDS)
+        environment = Environment(url=service.url, server_wait_seconds=0.0)
+        reporter = Reporter(environment, DESCRIPTION, clock=lambda: next(now))
         assert command_of(reporter)["trial"] == 0
         service.refuses["observations"] = 503
         tell(reporter, 0, 1, [0.1])
+        wait_for(lambda: service.refused)
+        for reductions in range(1 + SILENT_REDUCTIONS):
+            assert not reporter.has_command
+            reporter.look(reductions)
         default = DESCRIPTION["default_configuration"]
-        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": True}
+        left = {"trial": None, "configuration": default, "watch": True, "waits": True}
+        assert command_of(reporter) == left
         tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)  # of no interest to anybody
         wait_for(lambda: service.refused > 3)
         assert reporter.take_command() is None

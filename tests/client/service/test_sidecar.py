@@ -20,6 +20,7 @@ import torch.distributed as dist
 from bagua_client.environment import Environment
 from bagua_client.service import job_service as shared_module
 from bagua_client.service import sidecar as module
+from bagua_client.service.absence import Absence
 from bagua_client.service.client import StepTimes
 from bagua_client.service.connection import Connection
 from bagua_client.service.job_service import JobService, job_service
@@ -99,7 +100,8 @@ def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
         "fingerprint": "f",
     }
     stopping = threading.Event()
-    connection = Connection(Environment(), "j", description, stopping, stopping.set, stopping.set)
+    absence = Absence(0.0, lambda: False)
+    connection = Connection(Environment(), "j", description, stopping, stopping.set, absence)
     shared = job_service(0)
     try:
         connection.register()
