@@ -77,9 +77,13 @@ def trainings(count: int, seconds: float) -> bool:
 
 def lives(count: int, seconds: float) -> bool:
     """Whether ours leave no more threads than torch's, and no descriptors."""
-    found = {kind: left(run(kind, count, seconds).stdout) for kind in KINDS}
-    for kind, each in found.items():
+    found = {}
+    for kind in KINDS:
+        done = run(kind, count, seconds)
+        found[kind] = each = left(done.stdout)
         print(f"{kind}: descriptors and threads after {len(each)} lives: {Counter(each)}")
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
     if [len(each) for each in found.values()] != [count, count]:
         return False
     descriptors, threads = (max(each) for each in zip(*found["stock"], strict=True))

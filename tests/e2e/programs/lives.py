@@ -69,7 +69,9 @@ def main() -> None:
         del store
         gc.collect()
         if int(lives) > 1:
-            print("life", life, "rank", rank, "leaves", *left(), flush=True)
+            found = " ".join(map(str, left()))
+            # In one piece: the ranks share a pipe.
+            print(f"life {life} rank {rank} leaves {found}\n", end="", flush=True)
 
 
 if __name__ == "__main__":
