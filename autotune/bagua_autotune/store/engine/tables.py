@@ -108,7 +108,7 @@ class ObservationRow(Base):
     step: Mapped[int]
     # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
     slowest: Mapped[float | None]
-    # As the job's objective has it, for what decides.
+    # As the job's objective has it, for what decides; NULL of Bagua's protocol.
     cost: Mapped[float | None]
     values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they reported them.
