@@ -55,6 +55,10 @@ class ServiceRefused(Exception):
     """The service does not accept this request, now or later."""
 
 
+class NotSupported(ServiceRefused):
+    """What answers there takes no request of this kind: it is another server, perhaps."""
+
+
 class Transport:
     """The connection to one service. Only one thread may use it at a time.
 
@@ -83,6 +87,7 @@ class Transport:
             ServiceDenied: the service requires another token, or another address.
             JobUnknown: there is nothing at ``url``.
             ServiceRefused: the service says that the request is wrong, or it cannot be sent.
+            NotSupported: what answers takes no requests of this kind.
         """
         timeouts = CONNECT_SECONDS, READ_SECONDS
         try:
@@ -122,6 +127,8 @@ class Transport:
         said = _detail(response, content)
         if status == 404:
             raise JobUnknown(said)
+        if status == 405:
+            raise NotSupported(said)
         if status == 401:
             wrong = "it does not accept this token" if self._has_token else "it needs a token"
             raise ServiceDenied(

@@ -18,6 +18,7 @@ import pytest
 from bagua_client.service import transport
 from bagua_client.service.transport import (
     JobUnknown,
+    NotSupported,
     ServiceDenied,
     ServiceRefused,
     ServiceUnavailable,
@@ -91,7 +92,7 @@ def test_a_document_is_what_it_was() -> None:
         (saying("401 No", b'{"detail": "wrong"}'), ServiceDenied, "wrong.*BAGUA_AUTOTUNE_TOKEN"),
         (saying("403 No", b'{"detail": "not this host"}'), ServiceDenied, "not this host"),
         (saying("404 None"), JobUnknown, "404"),
-        (saying("405 No"), ServiceRefused, "405"),
+        (saying("405 No"), NotSupported, "405"),
         (saying("422 Bad", b'{"detail": "step"}'), ServiceRefused, "step"),
         (saying("200 OK", b"\n<html>log in"), ServiceUnavailable, "a web page"),
         (saying("200 OK", b"\x00\xff"), ServiceUnavailable, "not JSON"),
