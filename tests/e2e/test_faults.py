@@ -174,7 +174,8 @@ def test_a_service_that_goes_away_in_a_trial_leaves_the_ranks_at_their_default_u
             pytest.param(
                 200,
                 b'{"trial": {"index": 0}, "configuration": %s, "result": null,'
-                b'"progress": {"trials_measured": 0, "max_trials": 1, "speedup": null}}' % text,
+                b'"progress": {"trials_measured": 0, "max_trials": 1, "speedup": null},'
+                b'"deciding": false, "round": 0}' % text,
                 0.0,
                 id=name,
             )

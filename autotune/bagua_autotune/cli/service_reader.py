@@ -100,7 +100,7 @@ class ServiceReader:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
 
     def _pages(self, message: type[AnyPage], path: str) -> Iterator[AnyPage]:
-        """All pages of a list; an older service sends it as one."""
+        """All pages of a list."""
 
         def read(after: str | None) -> AnyPage:
             query = "" if after is None else "?" + urllib.parse.urlencode({"after": after})

@@ -190,7 +190,7 @@ class NextStep:
     def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
         """The steps that count; none while the job is warming up."""
         costs = [(step.cost, step.complexity) for step in stored if step.cost is not None]
-        if len(costs) < len(stored):  # begun under a release that stored none
+        if len(costs) < len(stored):  # of Bagua's protocol, which stores none
             observed = self._store.observations(job.id, trial.index)
             costs = [(step_cost(job, trial, each), each.complexity) for _, each in observed]
         objective = OBJECTIVES[job.protocol]

@@ -23,7 +23,6 @@ from bagua_autotune.model.reasons import (
     TIME_WAS_UP,
     WINNER_CODE,
     did_lasting_harm,
-    result_code,
 )
 from bagua_autotune.store import Store
 
@@ -189,7 +188,7 @@ def _is_telling(job: Job) -> bool:
     result = job.result
     if result is None:
         return False
-    code = result_code(result)
+    code = result.reason_code
     if code in (WINNER_CODE, REASON_CODES[BEST_BEFORE]):
         return True
     is_nothing_faster = code == REASON_CODES[NOTHING_FASTER]

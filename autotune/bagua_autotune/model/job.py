@@ -194,7 +194,7 @@ class Result:
     ``cost_steps`` is what the search cost, in steps of the default's length; ``payback_steps``
     is after how many steps at the winner it is earned (None where the default was kept), and
     ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
-    has; it is empty in results of releases that had none. Neither goes over the wire.
+    has. Neither goes over the wire.
 
     ``default_peak_bytes`` and ``peak_bytes``: the memory that the default and the configuration
     take at their peak on the fullest rank, of its ``device_bytes``; None where it is not known.

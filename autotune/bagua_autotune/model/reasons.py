@@ -3,7 +3,7 @@ programs."""
 
 from __future__ import annotations
 
-from bagua_autotune.model.job import EarlierTrial, Result, Trial
+from bagua_autotune.model.job import EarlierTrial, Trial
 
 # Why the default is kept.
 NOTHING_FASTER = "nothing was clearly faster"
@@ -45,25 +45,6 @@ REASON_CODES = {
     TOO_FEW_STEPS: "too_few_steps",
     DISAGREED: DISAGREEMENT_CODE,
 }
-# As releases said it that stored no code.
-OLDER_REASONS = {
-    "nothing measured faster": NOTHING_FASTER,
-    "the best of an earlier run": BEST_BEFORE,
-    "nothing else to try": NOTHING_TO_TRY,
-    "too few steps remain to earn a search": TOO_FEW_STEPS,
-}
-
-
-def result_code(result: Result) -> str:
-    """Why a job was left with what it has, for programs."""
-    if result.reason_code:
-        return result.reason_code
-    # Of a release that stored none: from its sentence.
-    if result.kept == "winner":
-        return WINNER_CODE
-    if result.reason.startswith(GIVING_UP["disagreement"][0]):
-        return DISAGREEMENT_CODE
-    return REASON_CODES.get(OLDER_REASONS.get(result.reason, result.reason), OTHER_CODE)
 
 
 def failure_code(failure: str) -> str:

@@ -117,13 +117,11 @@ def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
     """A registration as the two columns ``spec`` and ``tensors``."""
     content = spec.model_dump(mode="json")
     tensors = content.pop("tensors")
-    if spec.team is None:
-        del content["team"]  # as releases before teams store it, which can read it
     return content, tensors
 
 
 def job_spec(row: JobRow) -> JobSpec:
-    """The registration; fields that it lacks have today's defaults."""
+    """The registration."""
     kind = RunsSpec if row.protocol in RUNS else JobSpec
     return kind.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 

@@ -86,10 +86,10 @@ def hindrances(facts: Mapping[str, Any]) -> list[Hindrance]:
     """What of the rules is found.
 
     Args:
-        facts: what the ranks have written; of an earlier client, without what they have seen.
+        facts: what the ranks have written.
     """
-    seen = [each for each in facts.get("seen", []) if "variables" in each]
-    job = Job(facts.get("ranks", 0), facts.get("nodes", 0), seen)
+    seen = [each for each in facts["seen"] if "variables" in each]
+    job = Job(facts["ranks"], facts["nodes"], seen)
     return [
         Hindrance(rule.name, where, rule.costs, rule.advice, rule.source)
         for rule in RULES

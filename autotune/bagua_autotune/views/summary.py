@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.model.job import Api, Trial, TrialState
-from bagua_autotune.model.reasons import failure_code, result_code
+from bagua_autotune.model.reasons import failure_code
 from bagua_autotune.model.view import Moment
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact
@@ -65,7 +65,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         is_lost=job.is_lost,
         revision=job.revision,
         headline=make_headline(reading, state, figures),
-        reason=result_code(job.result) if job.result and is_settled(job) else None,
+        reason=job.result.reason_code if job.result and is_settled(job) else None,
         figures=figures,
         life=store.place_of(job.id).number,
         saved_rank_seconds=saved_rank_seconds(reading),

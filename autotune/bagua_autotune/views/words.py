@@ -8,7 +8,7 @@ from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.measuring.standing import best_trial, bounds, closest
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CUT_SHORT, RUNS, Job, Trial
-from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES, result_code
+from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
     describe,
@@ -151,7 +151,7 @@ def _result(reading: Reading, figures: Figures) -> str:
 def _closest(reading: Reading) -> str:
     """Say what came closest to the default, where that was what decided."""
     job, shown = reading.job, reading.shown
-    is_decided = job.result and result_code(job.result) == REASON_CODES[NOTHING_FASTER]
+    is_decided = job.result and job.result.reason_code == REASON_CODES[NOTHING_FASTER]
     found = closest(shown) if is_decided else None
     if found is None:
         return ""

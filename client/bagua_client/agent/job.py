@@ -122,7 +122,6 @@ def describe_job(
         "warmup_seconds": environment.warmup_seconds,
         "remaining_steps": environment.remaining_steps,
     }
-    # Left out where they are not set: an earlier service does not know them.
     if environment.max_minutes is not None:
         description["limits"]["max_seconds"] = environment.max_minutes * 60
     if environment.fresh:

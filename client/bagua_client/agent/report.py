@@ -22,7 +22,7 @@ from bagua_client.tuning import State
 
 FORMAT = 11
 """The format of reports and of what follows them; a release that changes it has another number. All
-ranks must have the same; 1 is any release that did not compare it."""
+ranks must have the same."""
 HEADER = 15
 LARGEST_REPORT = 32
 ROOM_BYTES = 384

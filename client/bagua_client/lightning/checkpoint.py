@@ -97,8 +97,7 @@ def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
     if now is None:
         return None
     name, ranks = (saved["algorithm"], saved["ranks"]) if saved else ("", [])
-    # Files of earlier releases have no buckets.
-    layout = {LAYOUT: saved[LAYOUT]} if saved and saved.get(LAYOUT) else {}
+    layout = {LAYOUT: saved[LAYOUT]} if saved and saved[LAYOUT] else {}
     if not now.differs:
         return Found(layout, None) if name == algorithm.name else None
     if name == algorithm.name and len(ranks) == dist.get_world_size():

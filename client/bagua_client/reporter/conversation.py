@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from bagua_client.announcement import TrialLines, announce, before_that
@@ -28,9 +27,8 @@ from bagua_client.reporter.step_table import StepTable
 from bagua_client.service.absence import SILENT_SECONDS, Absence
 from bagua_client.service.client import JobState, StepTimes
 from bagua_client.service.connection import Connection, Stopped
-from bagua_client.service.optional_fields import OptionalFields
 from bagua_client.service.sidecar import SidecarError
-from bagua_client.service.transport import NotSupported, ServiceRefused
+from bagua_client.service.transport import ServiceRefused
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +103,6 @@ class Conversation:
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._poll_seconds: float | None = None
         self._profile_refusals = 0
-        self._fields = OptionalFields(MOST_REFUSALS)
         self._trials = TrialLines(logger)
         self._refusals = 0
         self._disagreements = 0
@@ -222,41 +219,27 @@ class Conversation:
             memory = more.memory or memory  # of all until then
         if not complete or not self.is_tuning:
             return None  # The steps before a switch count, but not those of the last trial.
-        return self._send_steps(message.trial, complete, memory)
-
-    def _send_steps(
-        self, trial: int, steps: list[StepTimes], memory: Mapping[str, Any] | None
-    ) -> JobState:
-        def post(steps: list[StepTimes], memory: Mapping[str, Any] | None) -> JobState:
-            return self._connection.call(lambda service: service.observe(trial, steps, memory))
-
-        return self._fields.send(steps, memory, post)
+        told = message.trial, complete, memory
+        return self._connection.call(lambda service: service.observe(*told))
 
     def _send_event(self, event: Event) -> JobState:
         # The next steps are of another configuration, or there are none.
-        if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
-            self._connection.renew(told)
+        if event.kind in ("drift", "ended"):
+            progress = self._renewal.take_progress(at_once=True)
+            if progress is not None:
+                self._connection.renew(progress)
         if event.kind in VOIDING:
             # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
         if event.kind in GIVEN_UP:
             self._kept = self._description["default_configuration"]
-        try:
-            state = self._post_event(event)
-        except ServiceRefused:
-            if event.kind != "infeasible":
-                raise
-            # An earlier service knows no such kind.
-            state = self._post_event(replace(event, kind="disagreement", memory=None))
+        told = event.kind, event.trial, event.step, event.message, event.seconds, event.memory
+        state = self._connection.call(lambda service: service.event(*told))
         if event.kind == "disagreement":
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:
                 raise _Hopeless(f"the ranks disagreed too often ({event.message})")
         return state
-
-    def _post_event(self, event: Event) -> JobState:
-        told = event.kind, event.trial, event.step, event.message, event.seconds, event.memory
-        return self._connection.call(lambda service: service.event(*told))
 
     def _send_profile(self, recording: Recording) -> JobState | None:
         if self._profile_refusals >= MOST_REFUSALS:
@@ -266,8 +249,7 @@ class Conversation:
             state = self._connection.call(lambda service: service.profile(profile))
         except ServiceRefused as error:
             # A tuning does without them.
-            unsupported = isinstance(error, NotSupported)
-            self._profile_refusals = MOST_REFUSALS if unsupported else self._profile_refusals + 1
+            self._profile_refusals += 1
             if self._profile_refusals == MOST_REFUSALS:
                 logger.info("autotune: the service does not accept profiles of steps (%s)", error)
             return None

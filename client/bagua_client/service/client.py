@@ -65,10 +65,9 @@ class JobState:
                 max_trials=int(progress["max_trials"]),
                 speedup=_numbers(progress).get("speedup"),
                 summary=None if result is None else str(result["summary"]),
-                # Earlier releases of the service choose the next trial before they answer.
-                deciding=bool(document.get("deciding", False))
+                deciding=bool(document["deciding"])
                 or (trial is None and document.get("state") in UNFINISHED),
-                round=int(document.get("round", 0)),
+                round=int(document["round"]),
                 incumbent=dict(found) if (found := progress.get("incumbent")) else None,
                 result=_numbers(result or {}),
             )
@@ -78,7 +77,7 @@ class JobState:
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """The known numbers of the result. Other releases of the service may send fewer or more."""
+    """The known numbers of the result."""
     said = {name: result[name] for name in RESULT_NUMBERS if result.get(name) is not None}
     return {name: RESULT_NUMBERS[name](said[name]) for name in said if math.isfinite(said[name])}
 
@@ -148,7 +147,6 @@ class ServiceClient:
     def observe(
         self, trial: int, steps: Sequence[StepTimes], memory: Mapping[str, Any] | None = None
     ) -> JobState:
-        # Leave out what is not known: an earlier service does not accept all of it.
         known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
         body = {"trial": trial, "steps": known, **({} if memory is None else {"memory": memory})}
         return self._send("POST", f"{self._job_url}/observations", body)
@@ -160,10 +158,7 @@ class ServiceClient:
         return self._send("POST", f"{self._job_url}/progress", progress._asdict())
 
     def profile(self, profile: Profile) -> JobState:
-        body = asdict(profile)
-        if not profile.gathers:  # Services of before know none.
-            del body["gathers"]
-        return self._send("POST", f"{self._job_url}/profiles", body)
+        return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
 
     def event(
         self,

@@ -182,7 +182,7 @@ class Connection:
         try:
             return service.register(self._description)
         except (JobUnknown, NotSupported) as error:
-            # No release of the service answers this request so.
+            # The service answers this request otherwise.
             raise ServiceUnavailable(
                 f"there is no such service there ({error}); set BAGUA_AUTOTUNE_URL to the address "
                 "that bagua-autotune serve prints"

@@ -56,7 +56,7 @@ class ServiceRefused(Exception):
 
 
 class NotSupported(ServiceRefused):
-    """The service accepts no request of this kind: it is an earlier release."""
+    """What answers there takes no request of this kind: it is another server, perhaps."""
 
 
 class Transport:
@@ -87,7 +87,7 @@ class Transport:
             ServiceDenied: the service requires another token, or another address.
             JobUnknown: there is nothing at ``url``.
             ServiceRefused: the service says that the request is wrong, or it cannot be sent.
-            NotSupported: the service accepts no requests of this kind.
+            NotSupported: what answers takes no requests of this kind.
         """
         timeouts = CONNECT_SECONDS, READ_SECONDS
         try:

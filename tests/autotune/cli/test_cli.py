@@ -26,6 +26,7 @@ from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine import migrations
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.tuner import Tuner
@@ -305,18 +306,19 @@ def test_a_mistyped_database_is_not_created(tmp_path: Path, command: list[str]) 
     [["jobs"], ["show", "x"], ["export", "x", "--csv"], ["prune", "--older-than", "1"],
      ["watch", "x"], ["watch", "x", "--wait"]],
 )  # fmt: skip
-def test_the_database_of_an_older_release_is_left_to_it(tmp_path: Path, command: list[str]) -> None:
+def test_the_database_of_an_older_release_is_left_to_it(
+    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.db"
     Store(f"sqlite:///{path}").close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE schema_version SET version = {SCHEMA_VERSION - 1}")
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     result = run(*command, "--database", f"sqlite:///{path}")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "is of an older release" in result.stderr
     assert result.stderr.endswith("start this release's service on it once\n")
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [
-            (SCHEMA_VERSION - 1,)
+            (SCHEMA_VERSION,)
         ]
 
 

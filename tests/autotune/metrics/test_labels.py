@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +10,9 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.metrics import labels
-from bagua_autotune.model import reasons
-from bagua_autotune.store import rows
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import MIB, Ranks, registration
-from tests.autotune.views.jobs import RESULT
 
 ONE_SIZE = {
     "knobs": {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}},
@@ -86,26 +82,6 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
     assert of(found, "job_result") == {("digits", "diverged"): 1}
     # The trial, and the run of what was kept.
     assert of(found, "trial_failures_total")["digits", "diverged"] == 2
-
-
-@pytest.mark.parametrize(
-    ("kept", "sentence", "reason"),
-    [
-        ("winner", "", "winner"),
-        ("baseline", "nothing measured faster", "nothing_faster"),
-        ("baseline", "nothing was clearly faster", "nothing_faster"),
-        ("baseline", "the best of an earlier run", "earlier_best"),
-        ("baseline", "nothing else to try", "nothing_to_try"),
-        ("baseline", "too few steps remain to earn a search", "too_few_steps"),
-        ("baseline", "the ranks disagreed too often", "disagreement"),
-        ("baseline", "the ranks disagreed: no reason given", "disagreement"),
-        ("baseline", "", "other"),
-    ],
-)
-def test_results_of_older_releases_have_reasons_too(kept: Any, sentence: str, reason: str) -> None:
-    column = rows.result_column(replace(RESULT, kept=kept, reason=sentence))
-    del column["reason_code"]
-    assert reasons.result_code(rows.result_record(column)) == reason
 
 
 @pytest.mark.parametrize(

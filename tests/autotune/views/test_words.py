@@ -22,7 +22,13 @@ from tests.autotune.views.jobs import (
     trial,
 )
 
-KEPT = replace(RESULT, configuration=DEFAULT, kept="baseline", reason="nothing was clearly faster")
+KEPT = replace(
+    RESULT,
+    configuration=DEFAULT,
+    kept="baseline",
+    reason="nothing was clearly faster",
+    reason_code="nothing_faster",
+)
 TRIED = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, SLOWER)]
 CONFIRMED = [*TRIED[:2], trial(2, FASTER, 0.25, purpose="confirm")]
 

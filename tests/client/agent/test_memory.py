@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 
 import bagua_client
@@ -54,14 +53,13 @@ def _tune(url: str, room_bytes: int, retries_at: int) -> tuple[list[int], str, s
     return seen, tuning.state, f"{tuning.default_peak_bytes} {tuning.peak_bytes}"
 
 
-@pytest.mark.parametrize("refuses", [{}, {"infeasible": 422}])
-def test_what_does_not_fit_is_left(two_ranks: RankPool, refuses: dict[str, int]) -> None:
+def test_what_does_not_fit_is_left(two_ranks: RankPool) -> None:
     default = two_ranks.run(_default)[0]
     tried = [{**default, "kept_units": count} for count in (0, 4, 2, 1)]
-    with ScriptedService([tried], refuses=refuses) as service:
+    with ScriptedService([tried]) as service:
         # A block takes 360 bytes.
         (seen, state, peaks), other = two_ranks.run(_tune, service.url, 3 * 360, 2)
-        told = service.bodies("disagreement" if refuses else "infeasible")
+        told = service.bodies("infeasible")
         reports = service.bodies("observations")
     assert other == (seen, state, peaks)
     assert state == "finished"
@@ -70,16 +68,15 @@ def test_what_does_not_fit_is_left(two_ranks: RankPool, refuses: dict[str, int])
     assert [event["trial"] for event in told] == [1, 2]
     assert told[0]["message"].startswith("rank 1 would need")
     assert told[1]["message"].startswith("rank 1 ran out of memory until it freed")
-    if not refuses:
-        limit = REST_BYTES + 3 * 360
-        assert told[0]["memory"] == {
-            "peak_bytes": REST_BYTES + 4 * 360,
-            "limit_bytes": int(0.9 * int(limit / 0.9)),
-            "device_bytes": int(limit / 0.9),
-            "is_predicted": True,
-        }
-        assert told[1]["memory"]["peak_bytes"] == REST_BYTES + 2 * 360
-        assert "is_predicted" not in told[1]["memory"]
+    limit = REST_BYTES + 3 * 360
+    assert told[0]["memory"] == {
+        "peak_bytes": REST_BYTES + 4 * 360,
+        "limit_bytes": int(0.9 * int(limit / 0.9)),
+        "device_bytes": int(limit / 0.9),
+        "is_predicted": True,
+    }
+    assert told[1]["memory"]["peak_bytes"] == REST_BYTES + 2 * 360
+    assert "is_predicted" not in told[1]["memory"]
     by_trial = {report["trial"]: report["memory"]["peak_bytes"] for report in reports}
     assert by_trial == {0: REST_BYTES, 3: REST_BYTES + 360}
 

@@ -412,6 +412,8 @@ def test_a_service_that_says_less_or_nonsense_is_borne() -> None:
         "trial": None,
         "configuration": {},
         "progress": {"trials_measured": 0, "max_trials": 1, "speedup": None},
+        "deciding": False,
+        "round": 0,
         "result": {"summary": "earlier", "low": None, "high": float("inf"), "trials": 3},
     }
     assert JobState.from_json(document).result == {"trials": 3}

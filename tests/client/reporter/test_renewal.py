@@ -94,7 +94,7 @@ def test_at_its_end_a_tuned_job_says_how_far_it_came(status: int | None) -> None
         reporter = Reporter(Environment(url=service.url), DESCRIPTION)
         tuned(reporter)
         if status is not None:
-            service.refuses["progress"] = status  # of an earlier release
+            service.refuses["progress"] = status
         tell(reporter, None, 4, [0.1, 0.3, 0.2])
         reporter.close(wait_seconds=60)
         assert wait_for(lambda: service.bodies("ended"))

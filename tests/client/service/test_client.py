@@ -17,6 +17,8 @@ STATE: dict[str, Any] = {
     "configuration": {"bucket_bytes": 1024, "hierarchical": "off"},
     "progress": {"trials_measured": 3, "max_trials": 60, "speedup": 1.25},
     "result": None,
+    "deciding": False,
+    "round": 0,
 }
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -27,7 +29,7 @@ JSON = st.recursive(
 def test_a_jobs_state_is_read() -> None:
     state = JobState.from_json(STATE)
     assert (state.trial, state.speedup, state.summary) == (3, 1.25, None)
-    assert not state.deciding  # as earlier services, which do not say so
+    assert not state.deciding
     assert JobState.from_json({**STATE, "deciding": True}).deciding
     assert state.configuration == {"bucket_bytes": 1024, "hierarchical": "off"}
 

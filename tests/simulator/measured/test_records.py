@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.collectives import reduction
-from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import Record, RecordError, load_record
 from bagua_simulator.measured.summary import summarise
-from bagua_simulator.simulator import CONTENTION
 from bagua_simulator.sweep import sweep
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
@@ -91,53 +88,16 @@ def test_a_default_that_is_not_simulated_is_left_out(strange: Knobs) -> None:
     assert sweep(found.simulator(SIMULATOR.cluster)).default.configuration == SIMULATOR.default
 
 
-def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
-    """Made as the release before wrote it: flat reductions, alone on the network."""
-    truth = Simulator(
-        SIMULATOR.workload, make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=1e-3)
-    )
-    path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds", "step_times", "default"):
-        del today[name]
-    collectives = [
-        {"bytes": size, "seconds": reduction(truth.cluster, "off", size)[0].alone_seconds}
-        for size in (64 * 1024, MIB, 8 * MIB)
-        for _ in range(3)
-    ]
-    text = {**today, "version": 1, "ranks_per_node": [2, 2], "collectives": collectives}
-    path.write_text(json.dumps(text))
-    found = load_record(path)
-    assert [each.buckets[0].bytes for each in found.traffic] == [64 * 1024, MIB, 8 * MIB]
-    assert [each.steps for each in found.traffic] == [3, 3, 3]
-    assert found.contention == CONTENTION
-    again = fit_record(found)
-    assert again.cluster.latency_seconds == pytest.approx(1e-3, rel=0.05)
-    for size in (64 * 1024, MIB, 25 * MIB):
-        knobs: Knobs = {"bucket_bytes": size}
-        assert again.step_seconds(knobs) == pytest.approx(truth.step_seconds(knobs), rel=0.01)
-
-
-def test_as_many_reductions_of_version_1_as_ever_are_read(tmp_path: Path) -> None:
-    path, today = tmp_path / "job.json", record().model_dump(mode="json")
-    for name in ("traffic", "contention", "launch_seconds", "step_times", "default"):
-        del today[name]
-    collectives = [{"bytes": MIB, "seconds": 0.01}] * 100_001
-    path.write_text(json.dumps({**today, "version": 1, "collectives": collectives}))
-    (only,) = load_record(path).traffic
-    assert only.steps == 100_001
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"format": "something"}, "format: Input should be 'bagua-autotune profile'"),
-        ({"version": 4}, "version: Input should be 2 or 3"),
+        ({"version": 4}, "version: Input should be 3"),
         ({"ready_seconds": [1.0]}, "ready_seconds has 1 entries for 60 tensors"),
         ({"ready_seconds": [1.0] * 59 + [0.5]}, "ready_seconds must ascend"),
         ({"ranks_per_node": []}, "ranks_per_node"),
         ({"forward_seconds": -1.0}, "forward_seconds"),
         ({"traffic": [{"buckets": []}]}, "traffic.0.buckets"),
-        ({"version": 1, "collectives": [{"bytes": 1}]}, "collectives.0.seconds: Field required"),
         ({"more": 1}, "more: Extra inputs are not permitted"),
     ],
 )

@@ -145,7 +145,7 @@ def _figures(measure: Exposure) -> Figures:
     communicating = max(median(travelled), exposed) if travelled else None
     saved = {
         way: (1 - share) * communicating
-        for way, share in facts.get("shares", {}).items()
+        for way, share in facts["shares"].items()
         if communicating is not None
     }
     most_speedup = took / max(computing_seconds, 1e-9)

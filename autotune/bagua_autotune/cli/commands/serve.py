@@ -95,6 +95,7 @@ def serve(log_level: str, **options: Any) -> None:
         raise click.ClickException(_explain(error)) from error
     # It would log a warning whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # what it does, the store says
     # Imported here: it imports the whole service.
     from bagua_autotune.processes import ServeError
     from bagua_autotune.server import Unguarded, serve

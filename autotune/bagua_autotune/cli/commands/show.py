@@ -85,7 +85,7 @@ def _say_result(result: Result, is_of_runs: bool) -> None:
     say(f"result: {result.summary}")
     if is_of_runs:  # its summary says the price
         return
-    if result.cost_seconds:  # jobs tuned by an older release have none
+    if result.cost_seconds:
         cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
         say(f"cost: slower trials and switches lost the time of {cost}")
     if result.payback_steps is not None:

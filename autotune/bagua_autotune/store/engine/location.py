@@ -154,7 +154,7 @@ def default_url() -> str:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Make the folder private: earlier releases let every user of the machine read it."""
+    """Make the folder private, as one that a user made may not be."""
     for path, mode in ((folder, FOLDER_MODE), (folder / FILE_NAME, FILE_MODE)):
         with suppress(OSError):  # it is missing, or another user's
             path.chmod(mode)

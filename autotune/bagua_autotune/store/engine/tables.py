@@ -1,7 +1,7 @@
 """The tables, as SQLAlchemy maps them.
 
-Times are seconds since the epoch.  Whoever changes a table raises ``SCHEMA_VERSION`` and adds a
-function to ``migrations``; that is why later columns have a default on the server.
+Times are seconds since the epoch.  Whoever changes a table raises ``SCHEMA_VERSION`` and adds what
+leads there to ``revisions``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 1
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -108,7 +108,7 @@ class ObservationRow(Base):
     step: Mapped[int]
     # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
     slowest: Mapped[float | None]
-    # As the job's objective has it, for what decides; NULL where a release before told none.
+    # As the job's objective has it, for what decides; NULL of Bagua's protocol.
     cost: Mapped[float | None]
     values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they reported them.

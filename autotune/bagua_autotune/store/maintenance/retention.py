@@ -205,7 +205,7 @@ def _shrink(store: Store) -> None:
                 (left,) = driver.execute("PRAGMA freelist_count").fetchone()
             except sqlite3.Error as error:  # as SQLAlchemy's own cursor does
                 raise OperationalError(VACUUM, None, error) from error
-        if left == 0 or left == unused:  # a file of an older release cannot shrink
+        if left == 0 or left == unused:  # made by another program, a file may never shrink
             store.database.empty_log()
             return
 

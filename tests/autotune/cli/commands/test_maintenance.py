@@ -71,7 +71,7 @@ def test_a_copy_is_made_while_the_database_is_written_to(file: Path, tmp_path: P
 
 
 def test_one_of_an_older_release_is_copied_too(file: Path, tmp_path: Path) -> None:
-    execute(file, "UPDATE schema_version SET version = 2")
+    execute(file, f"UPDATE schema_version SET version = {SCHEMA_VERSION - 1}")
     assert run("backup", str(tmp_path / "b.db"), "--database", f"sqlite:///{file}").exit_code == 0
 
 

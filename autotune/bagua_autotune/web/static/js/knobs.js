@@ -6,7 +6,7 @@ let words = {};
 
 /** Use these from now on: by knob its `name`, and the words of its `values`. */
 export function learnWords(told) {
-  words = told ?? {}; // An older replica tells none.
+  words = told;
 }
 
 export const knobName = (knob) => words[knob]?.name ?? knob;
