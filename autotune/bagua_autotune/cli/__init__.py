@@ -17,8 +17,8 @@ COMMANDS = {
     "export": "Write JOB to the standard output, in one format.",
     "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
     "algorithm.",
-    "check": "Say how much faster COMMAND could train, at most and likely, if its communication were "
-    "tuned.",
+    "check": "Say how much faster COMMAND could train, at most and likely, if its communication "
+    "were tuned.",
     "system": "Find settings with which COMMAND trains faster.",
     "delete": "Delete JOB with all that is stored of it, and list what was deleted.",
     "prune": "Delete old jobs with all that is stored of them, and list them.",
