@@ -182,7 +182,9 @@ def _tune(service: _Service, moment: str, way: str, seed: int) -> Back:
         if moment == "second round":
             run_until(lambda: job.is_finished)
             job.change()
-        run_until(lambda: job.is_at(moment, service.state))
+        if run_until(lambda: job.is_at(moment, service.state)) is None:
+            tuner.reporter.close(5.0)
+            return Back(moment, way, 1.0, None, None, 0, None, "")  # a row of nothing, and wrong
         failing = service.failing(way)
         failing.__enter__()
     failed_at, first, confirmed = job.step, len(job.switches), job.baseline
