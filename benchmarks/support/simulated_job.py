@@ -211,7 +211,8 @@ class SimulatedJob:
             return
         self.drifts.append(self.step)
         message = f"{drift.before_seconds:.3g} s became {drift.now_seconds:.3g} s"
-        self.tuner.take_event(self.job_id, Event("drift", None, self.step, message))
+        told = Event("drift", None, self.step, message, drift.now_seconds)
+        self.tuner.take_event(self.job_id, told)
         if self.tuner.open_trial(self.job_id) is not None:
             self._watch = None
             self._switch_at = self.step + self._pace + VOTE_STEPS + 1

@@ -61,13 +61,20 @@ def test_a_job_that_communicates_more_than_it_computes_is_worth_tuning() -> None
         r"PowerSGD of rank 1 [\d.]+x\.",
         fewer_bytes,
     )
-    likely = r", [\d.]+x to [\d.]+x is likely"
-    if advice.startswith("Not worth"):  # it is the machine whose noise hides what is likely
-        assert re.fullmatch(rf"Not worth a search: at most [\d.]+x is possible{likely}, .*", advice)
-        return
-    how = re.fullmatch(rf"Worth tuning, at most [\d.]+x could be gained{likely}: (.*)", advice)
-    assert how is not None, advice
-    assert how.group(1).endswith(f"-m bagua_client --autotune {TRAINING} exposed {ENDLESS}")
+    # How much the steps vary is the machine's; what is advised follows from what is printed of it.
+    told = re.fullmatch(
+        r"(?:Worth tuning, at most [\d.]+x could be gained|"
+        r"Not worth a search: at most [\d.]+x is possible), [\d.]+x to ([\d.]+)x is likely"
+        r"(?:: (.*)|, and steps vary by .* %, so that less than ([\d.]+)x could not be shown\.)",
+        advice,
+    )
+    assert told is not None, advice
+    likely, command, shown = told.groups()
+    assert (command is not None) == advice.startswith("Worth tuning"), advice
+    if command is None:
+        assert float(likely) <= float(shown), advice
+    else:
+        assert command.endswith(f"-m bagua_client --autotune {TRAINING} exposed {ENDLESS}")
     found = psutil.process_iter(["cmdline"])
     assert [p for p in found if str(TRAINING) in (p.info["cmdline"] or [])] == []
 

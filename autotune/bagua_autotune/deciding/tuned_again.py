@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bagua_autotune.deciding.result import bill
-from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.measuring.standing import best, standing
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.store.observations import Steps
 
 # All rounds after the first together cost at most so many steps, and this share of those that the
 # training made: a machine that changes all the time is not worth following.
 FREE_STEPS, COST_SHARE = 20.0, 0.02
-# Another round measured less than the step takes now, and by so much that more can be gained.
-CLEARLY_FASTER = 1.05
 
 
 def spent_steps(
@@ -51,16 +47,13 @@ def allowed_steps(observed: Mapping[int, Steps], until: int | None = None) -> fl
     return FREE_STEPS + COST_SHARE * made
 
 
-def refusal(
-    job: Job, trials: Sequence[Trial], spent: float, allowed: float, seconds: float | None
-) -> str | None:
-    """Why no new round is opened; None if one is.
+def refusal(job: Job, spent: float, allowed: float) -> str | None:
+    """Why no new round is opened; None if one is. Steps that became faster are as good a reason as
+    slower ones: on a faster network what was kept may be slower than the default.
 
     Args:
         job: finished.
-        trials: of all rounds.
         spent, allowed: see ``spent_steps`` and ``allowed_steps``.
-        seconds: that a step takes now, where that is known.
     """
     if job.round + 1 >= job.limits.max_rounds:
         return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
@@ -70,19 +63,4 @@ def refusal(
             f"that has cost {spent:.3g} steps so far, and with another round may cost "
             f"{allowed:.3g} at most"
         )
-    if seconds is not None and _only_got_faster(job, trials, seconds):
-        return "its steps got faster, and nothing that was measured is faster still"
     return None
-
-
-def _only_got_faster(job: Job, trials: Sequence[Trial], seconds: float) -> bool:
-    """Whether a step takes less than when what runs was chosen, and no setting of any round took
-    clearly less than that."""
-    objective, last = OBJECTIVES[job.protocol], Round.of(job, trials)
-    kept = standing(last.trials, job.result.configuration) if job.result else None
-    before = objective.seconds(kept.center) if kept else None
-    if before is None or seconds >= before:
-        return False
-    rounds = (Round.of(job, trials, number) for number in range(job.round + 1))
-    known = (objective.seconds(found.estimate.center) for each in rounds if (found := best(each)))
-    return all(each is None or each * CLEARLY_FASTER > seconds for each in known)

@@ -330,7 +330,7 @@ class Tuner:
         trials, observed = self.store.trials(job.id), self.store.observed_steps(job.id)
         spent = spent_steps(job, trials, observed, self.store.switch_seconds(job.id))
         allowed = allowed_steps(observed, event.step)
-        refused = refusal(job, trials, spent, allowed, event.seconds)
+        refused = refusal(job, spent, allowed)
         if refused is not None:
             logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
         elif self.store.open_round(job.id, self._clock()):

@@ -24,7 +24,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.deciding.test_decision import make_job
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.test_tuner import drive
-from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, trial
+from tests.autotune.views.jobs import DEFAULT, FASTER, SLOWER, job, trial
 
 
 def after_round(number: int, max_rounds: int) -> Job:
@@ -36,14 +36,14 @@ def test_rounds_are_bounded_and_the_more_they_cost_the_longer_the_next_one_waits
     number: int, most: int, spent: float, allowed: float
 ) -> None:
     of = after_round(number, most)
-    refused = refusal(of, [], spent, allowed, None)
+    refused = refusal(of, spent, allowed)
     if number + 1 >= most:
         assert refused is not None
     elif refused is None:
         assert spent <= allowed
-        assert refusal(of, [], spent, allowed + 1, None) is None
-        assert refusal(of, [], spent / 2, allowed, None) is None
-    assert refusal(after_round(0, 2), [], 0.0, FREE_STEPS, None) is None, "at once"
+        assert refusal(of, spent, allowed + 1) is None
+        assert refusal(of, spent / 2, allowed) is None
+    assert refusal(after_round(0, 2), 0.0, FREE_STEPS) is None, "at once"
 
 
 def test_what_tuning_again_may_cost_grows_with_the_training() -> None:
@@ -65,22 +65,6 @@ def test_a_later_round_is_charged_against_what_was_kept_before() -> None:
     assert spent == pytest.approx((10 * 0.1 + 10 * 0.15) / 0.3)
 
 
-def test_steps_that_got_faster_are_no_reason_unless_faster_ones_were_measured() -> None:
-    kept = replace(job("finished", RESULT, round=1), limits=make_spec().limits)
-    trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2)]
-    trials += [trial(2, FASTER, 0.4, round=1), trial(3, DEFAULT, 0.5, round=1)]
-
-    def refused(seconds: float | None) -> str | None:
-        return refusal(kept, trials, 0.0, 100.0, seconds)
-
-    assert refused(None) is None, "an earlier client does not tell"
-    assert refused(0.5) is None, "slower"
-    assert refused(0.35) is None, "0.2 s were possible before"
-    assert "got faster" in (refused(0.2) or "")
-    first = replace(kept, round=0)
-    assert "got faster" in (refusal(first, trials[:2], 0.0, 100.0, 0.15) or "")
-
-
 def drift(step: int, seconds: float) -> Event:
     return Event("drift", None, step, f"0.2 s became {seconds} s", seconds)
 
@@ -92,13 +76,17 @@ def finished(tuner: Tuner) -> int:
     return max(observed.step for _, observed in tuner.store.observations("job"))
 
 
-def test_a_job_that_got_faster_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_on_a_faster_network_what_was_kept_is_left_where_the_default_beats_it() -> None:
+    """All of its steps became faster, and those of the default most."""
     tuner = Tuner(Store("sqlite://"))
     last = finished(tuner)
-    tuner.take_event("job", drift(last + 200, 0.1))
-    assert (tuner.status("job").round, tuner.status("job").state) == (0, "finished")
-    assert "not tuned again: its steps got faster" in caplog.text
+    kept, default = tuner.status("job").configuration, tuner.store.job("job").baseline
+    assert kept != default
+    ranks = Ranks(1, 0.001, lambda tried: 0.1 if tried == default else 0.15)
+    ranks.step = last + 200
+    tuner.take_event("job", drift(ranks.step, 0.15))
+    status = drive(tuner, "job", ranks)
+    assert (status.round, status.configuration) == (1, default)
 
 
 def test_rounds_of_a_machine_that_changes_all_the_time_cost_a_bounded_part_of_the_training(

@@ -12,6 +12,7 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, JobSpec
 from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.reasons import NOT_SHOWN
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
@@ -205,6 +206,23 @@ def test_a_default_that_was_kept_for_want_of_trials_is_not_begun_with(
     assert result is not None
     assert result.kept == "baseline"
     assert begins_with(tuner) is None
+
+
+def test_a_default_that_was_kept_as_noise_would_hide_any_gain_is_not_begun_with(
+    tuner: Tuner,
+) -> None:
+    """The next run may be on a quieter machine, where the little that is possible shows."""
+    of = simulator(gbit_per_second=40)
+    first = tuned(tuner, "first", of, noise=0.12).status.result
+    assert first is not None
+    assert NOT_SHOWN in first.reason
+    again = tuned(tuner, "again", of, 1, noise=0.005)
+    inherited = tuner.store.job("again").inherited
+    assert inherited is not None
+    assert (inherited.configuration, inherited.gain) == (None, None)
+    result = again.status.result
+    assert result is not None
+    assert result.kept == "winner"
 
 
 def test_a_winner_that_the_ranks_could_not_run_leaves_nothing_to_begin_with(tuner: Tuner) -> None:

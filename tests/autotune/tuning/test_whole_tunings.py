@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from itertools import pairwise
 
 import pytest
 
+from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.reasons import NOT_SHOWN, REASON_CODES
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import every_trial
@@ -79,3 +83,27 @@ def test_a_search_is_short_where_computing_hides_all_communication() -> None:
         assert slower_than_best(job) < 0.001
         steps.append(job.switches[-1].step)
     assert sum(steps) < 350, "496 if what can be gained is not known"
+
+
+@pytest.mark.parametrize(("gbit_per_second", "most"), [(40, 1.07), (15.25, 1.30)])
+def test_a_noisy_job_is_searched_as_long_as_what_is_possible_could_be_shown(
+    tuner: Tuner, gbit_per_second: float, most: float
+) -> None:
+    """Steps of the same model vary by 12 %; the faster link leaves less to be gained."""
+    job = tuned(tuner, "job", simulator(gbit_per_second=gbit_per_second), 1, noise=0.12)
+    told = with_ceiling(tuner.store, Round.of(tuner.store.job("job"), tuner.store.trials("job")))
+    assert told.most_gain == pytest.approx(math.log(most), abs=0.005)
+    result = job.status.result
+    assert result is not None
+    if most > 1.1:
+        assert result.trials > 10
+        assert NOT_SHOWN not in result.summary
+        return
+    assert result.trials <= 6, "those that every search begins with"
+    assert result.cost_steps < 3
+    assert (result.kept, result.reason_code) == ("baseline", REASON_CODES[NOT_SHOWN])
+    assert re.fullmatch(
+        r"at most 1\.07x is possible and this job's steps vary by 1\d %, so no gain could be shown",
+        result.reason,
+    )
+    assert result.reason in result.summary
