@@ -72,6 +72,11 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
         WITH_SERVICE,
         "8 ranks want 8 cores; one that rank 0 starts is slow beside them",
     ),
+    (
+        r"XDG_DATA_HOME=/tmp/once .*",
+        replace(TWO_RANKS, instead=(*TWO_RANKS.instead, ("/tmp/once", "$PWD/once"))),
+        "8 ranks want 8 cores, and /tmp/once may be there from another run",
+    ),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
     (r".*torchrun --nproc-per-node 2 examples/digits\.py", Parsed(), "takes minutes"),
     (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
