@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.slow
 
 CONFTEST = Path(__file__).with_name("conftest.py")
+ROOT = CONFTEST.parents[1]
 
 
 def drawn() -> list[int]:
@@ -57,7 +59,9 @@ def test_a_run_repeats_its_examples_unless_it_is_to_find_others(tmp_path: Path) 
     def run(*arguments: str) -> str:
         told.write_text("")
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", *arguments, str(test)]
-        subprocess.run(command, cwd=tmp_path, check=True)
+        subprocess.run(
+            command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
         return told.read_text()
 
     once, seeded, otherwise, again = (
