@@ -95,6 +95,7 @@ upstream-optimizers: $(STAMP) ## Optimizers from PyPI, fused and plain
 test-torch: ## The client's tests with another release of torch: make test-torch VERSION=2.15.0
 	$(PYTHON) -m venv .venv-torch-$(VERSION)
 	.venv-torch-$(VERSION)/bin/python -m pip install --quiet torch==$(VERSION) --editable '.[dev]'
+	.venv-torch-$(VERSION)/bin/python -m tests.outside
 	.venv-torch-$(VERSION)/bin/python -m pytest $(or $(ARGS),tests/client)
 
 fuzz: $(STAMP) ## Look for failures with new examples (SEED=n to repeat a run, ARGS="-k name")

@@ -95,9 +95,8 @@ def main() -> None:
     torch.manual_seed(0)
     images, labels, test_images, test_labels = (data.to(device) for data in digits())
     images, labels = images[: arguments.images], labels[: arguments.images]
-    model = bagua_client.DistributedDataParallel(
-        resnet18(arguments.width).to(device)
-    )  # the one changed line
+    network = resnet18(arguments.width).to(device)
+    model = bagua_client.DistributedDataParallel(network)  # the one changed line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     steps = len(labels) // (world_size * arguments.batch)
     began = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import sharded
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_each_setting_is_swept_once_under_a_name_of_its_own(

@@ -26,7 +26,7 @@ from tests.deploy import slurm
 from tests.deploy.slurm import Slurm, running_cluster
 from tests.e2e.conftest import wait_until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "slurm"

@@ -18,7 +18,7 @@ from bagua_autotune.model.text import describe
 from tests.docs.checks import RUN_SECONDS, scratch_environment
 from tests.docs.pages import ROOT, blocks
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 (DIFF,) = (
     block.text + "\n" for block in blocks(ROOT / "docs/extending.md") if block.language == "diff"

@@ -13,7 +13,7 @@ from tests.docs.checks import RUN_SECONDS, scratch_environment
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.python_blocks import BEFORE, COMPILED
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 BLOCKS = [
     block for page in PAGES for block in blocks(page) if block.language in ("python", "py", "pycon")

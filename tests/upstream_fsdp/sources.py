@@ -89,6 +89,7 @@ def _from_debian(made: Path) -> None:
     _run("apt-get", *options, "source", "--download-only", _PACKAGE, folder=made)
     (archive,) = made.glob("*.orig.tar.*")
     with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # none before 3.11.4
         for member in tar:
             name = member.name.partition("/")[2]
             if member.isfile() and name.startswith(_FOLDERS):
