@@ -23,6 +23,7 @@ T = TypeVar("T", int, float)
 MOST_STEPS = 10**9
 LEAST_MINUTES = 0.01
 LEAST_MEMORY = 0.01
+MOST_ROUNDS = 1000
 MOST_SAMPLES = 500
 """The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
@@ -35,6 +36,7 @@ OF_A_TUNING = frozenset(
     for name in (
         "URL", "JOB", "MAX_SAMPLES", "MAX_MINUTES", "MEMORY", "FRESH", "WARMUP_TIME_S", "ALLOW",
         "SAMPLING_CONFIDENCE_TIME_S", "REMAINING_STEPS", "SERVER_WAIT_TIME", "KNOBS", "RESULT",
+        "MAX_ROUNDS",
     )
 )  # fmt: skip
 """Variables that say how a training is tuned, and nothing where it is not."""
@@ -82,6 +84,8 @@ class Environment:
         max_samples: upper bound for the number of trials.
         fresh: the tuning takes over nothing from earlier runs.
         max_minutes: upper bound for the time of the search; None: as long as it takes.
+        max_rounds: upper bound for the number of tunings: the first, and those after lasting
+            changes of the step times.
         memory_share: of a GPU's memory, that what is tried may use.
         trial_seconds: upper bound for the length of a trial.
         warmup_seconds: upper bound for the time at the start that is not measured.
@@ -107,6 +111,7 @@ class Environment:
     job: str | None = None
     max_samples: int = 60
     max_minutes: float | None = None
+    max_rounds: int = 10
     memory_share: float = 0.9
     fresh: bool = False
     trial_seconds: float = 5.0
@@ -179,6 +184,7 @@ class Environment:
             job=variables.get("BAGUA_AUTOTUNE_JOB", "").strip() or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
             max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
+            max_rounds=number("BAGUA_AUTOTUNE_MAX_ROUNDS", int, cls.max_rounds, 1, MOST_ROUNDS),
             memory_share=number(
                 "BAGUA_AUTOTUNE_MEMORY", float, cls.memory_share, LEAST_MEMORY, 1.0
             ),

@@ -118,6 +118,7 @@ def describe_job(
         description["run"] = run
     description["limits"] = {
         "max_samples": environment.max_samples,
+        "max_rounds": environment.max_rounds,
         "trial_seconds": environment.trial_seconds,
         "warmup_seconds": environment.warmup_seconds,
         "remaining_steps": environment.remaining_steps,

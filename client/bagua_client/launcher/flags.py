@@ -45,6 +45,7 @@ FLAGS = (
     Flag("autotune_fresh", "BAGUA_AUTOTUNE_FRESH", None, "use nothing that earlier runs found"),
     Flag("autotune_memory", "BAGUA_AUTOTUNE_MEMORY", float, "largest share of a GPU's memory"),
     Flag("autotune_max_minutes", "BAGUA_AUTOTUNE_MAX_MINUTES", float, "most minutes of a search"),
+    Flag("autotune_max_rounds", "BAGUA_AUTOTUNE_MAX_ROUNDS", int, "most tunings of the job"),
     Flag(
         "autotune_sampling_confidence_time",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",

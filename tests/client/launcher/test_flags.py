@@ -22,6 +22,7 @@ SETS = {
     "autotune_max_samples": ("60", "BAGUA_AUTOTUNE_MAX_SAMPLES", "60"),
     "autotune_memory": ("0.8", "BAGUA_AUTOTUNE_MEMORY", "0.8"),
     "autotune_max_minutes": ("5", "BAGUA_AUTOTUNE_MAX_MINUTES", "5.0"),
+    "autotune_max_rounds": ("1", "BAGUA_AUTOTUNE_MAX_ROUNDS", "1"),
     "autotune_fresh": (None, "BAGUA_AUTOTUNE_FRESH", "1"),
     "autotune_sampling_confidence_time": (
         "5",

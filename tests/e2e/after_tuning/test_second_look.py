@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 import requests
@@ -105,12 +106,11 @@ def _train(awaited: str) -> Course:
     logger = logging.getLogger("bagua_client")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    os.environ["BAGUA_AUTOTUNE_ALLOW"] = "drifting"
+    # A busy machine's steps change by themselves, and a further round might meet the harm first.
+    settings = {"BAGUA_AUTOTUNE_ALLOW": "drifting", "BAGUA_AUTOTUNE_MAX_ROUNDS": "1"}
     torch.manual_seed(7)
-    try:
+    with mock.patch.dict(os.environ, settings):
         model = DistributedDataParallel(nn.Linear(WIDTH, 4), algorithm=Usual())
-    finally:
-        del os.environ["BAGUA_AUTOTUNE_ALLOW"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     teacher = torch.linspace(-1, 1, 4 * WIDTH).reshape(WIDTH, 4)
     course, until = Course(), time.monotonic() + MOST_SECONDS
@@ -153,15 +153,12 @@ def test_a_winner_that_harms_the_training_slowly_is_given_up_for_good(
     course = _alike(tuned_ranks(service.url, (1, 1)).run(_train, "suffered", timeout_seconds=250))
     assert course.told_at, course.logged
     assert set(course.algorithms[course.told_at :]) == {""}
-    stops = [line for line in course.logged if "autotune stops using" in line]
-    assert all("drifting" in line for line in stops)
-    # In a round of its own that a busy machine began, a trial may have failed of it before.
-    gave_up = [line for line in stops if "was to be expected, as a training by default" in line]
-    assert len(gave_up) == 1
-    # It is the fastest, and harmless at first. On a busy machine there are more rounds.
-    *won, returned = course.summaries
-    assert won
-    assert all("algorithm drifting (changes the numbers)" in each for each in won)
+    (gave_up,) = [line for line in course.logged if "autotune stops using" in line]
+    assert "drifting" in gave_up
+    assert "was to be expected, as a training by default does not turn back" in gave_up
+    # It is the fastest, and harmless at first.
+    won, returned = course.summaries
+    assert "algorithm drifting (changes the numbers)" in won
     assert "(the default) kept: the training suffered in the long run: the loss is" in returned
     assert "drifting" in course.algorithms
     wait_until(lambda: service.job()["result"]["kept"] == "baseline", "the result")
