@@ -142,12 +142,18 @@ def test_a_size_that_all_ranks_have_is_used(two_ranks: RankPool) -> None:
     assert results == [(Configuration(5000), [])] * 2
 
 
-def _hook_of_mixed_precision(by_rank: Sequence[Variables]) -> bool:
-    """Only a GPU can train with it."""
+def _in_half() -> DistributedDataParallel:
+    """With torch's own mixed precision. Only a GPU can train with it, and torch's build for CUDA
+    makes no stream where there is none."""
     half = torch.bfloat16
     precision = _MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+    with mock.patch.object(torch, "Stream"):
+        return DistributedDataParallel(_model(), mixed_precision=precision)
+
+
+def _hook_of_mixed_precision(by_rank: Sequence[Variables]) -> bool:
     with mock.patch.dict(os.environ, by_rank[dist.get_rank()]):
-        model = DistributedDataParallel(_model(), mixed_precision=precision)
+        model = _in_half()
     assert model.configuration == DEFAULT
     hook = user_hook_of(model)
     return hook is not None and hook.run is _reducer_allreduce_and_upcast_hook
@@ -196,10 +202,8 @@ def test_gpus_with_room_for_other_numbers_begin_with_the_smallest(two_ranks: Ran
 
 
 def _alone() -> Configuration:
-    half = torch.bfloat16
-    precision = _MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
     with mock.patch.dict(os.environ, {CHANNELS: "2"}):
-        return DistributedDataParallel(_model(), mixed_precision=precision).configuration
+        return _in_half().configuration
 
 
 def test_a_single_rank_whose_buckets_are_not_ours_to_carry_is_wrapped() -> None:
