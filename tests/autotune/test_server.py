@@ -201,6 +201,7 @@ def test_a_training_that_ends_it_at_its_own_exit_has_ended_its_jobs(tmp_path: Pa
     store.close()
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_parent_whatever_its_database_does(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     with Parent(database) as parent:
@@ -212,6 +213,7 @@ def test_it_ends_with_its_parent_whatever_its_database_does(tmp_path: Path) -> N
             parent.wait_for_the_end_of_the_service(BUSY_SECONDS / 2)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_ended_beside_its_parent_leaves_the_jobs_to_the_next_one(
     tmp_path: Path,
 ) -> None:
@@ -273,6 +275,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_it_deletes_old_jobs_as_often_as_it_is_told_to(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'a.db'}")
     store.create_job("old", make_spec(), at=1.0)
@@ -284,6 +287,7 @@ def test_it_deletes_old_jobs_as_often_as_it_is_told_to(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_many_jobs_at_once(tmp_path: Path) -> None:
     results: dict[int, str] = {}
 

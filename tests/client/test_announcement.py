@@ -80,6 +80,7 @@ def test_the_way_from_another_machine_is_said_where_the_address_is_of_this_one_a
     assert [line.rpartition("first: ")[2] for line in rest] == ([expected] if tunnel else [])
 
 
+@pytest.mark.slow
 def test_a_user_who_configured_logging_sees_each_line_once_in_their_own_form() -> None:
     configuring = "logging.basicConfig(level=logging.INFO, format='%(levelname)s %(message)s')"
     assert _printed(configuring) == [*(f"INFO {line}" for line in LINES), ""]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bagua_client import Configuration, Tuning, callbacks
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.knob_choices import read_choices
@@ -21,6 +23,7 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_program_runs_as_printed(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(_blocks("python")[0])

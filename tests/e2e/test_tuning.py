@@ -80,6 +80,7 @@ def test_rank_0_starts_a_service_that_ends_with_the_job(
     )
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     service: ServiceProcess,
 ) -> None:
@@ -112,6 +113,7 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     assert not any(process.is_running() for process in processes)
 
 
+@pytest.mark.slow
 def test_two_models_of_one_process_are_tuned_one_after_the_other(
     service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
 ) -> None:

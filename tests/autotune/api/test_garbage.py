@@ -78,6 +78,7 @@ def test_garbage_is_refused_or_taken_but_never_breaks(
 
 @settings(max_examples=100, deadline=None)
 @given(body=st.composite(odd)())
+@pytest.mark.slow
 def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
     store = Store("sqlite://")
     client, job = (

@@ -229,6 +229,7 @@ def test_watching_goes_on_when_the_database_is_there_again(
     assert result.stdout.endswith("ended before its tuning did\n")
 
 
+@pytest.mark.slow
 def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
     binaries = find_binaries()
     if binaries is None:

@@ -253,6 +253,7 @@ KINDS = st.sampled_from([FLAT, LEADERS, TWO, BOTH, BF16, Kind("off", 4), Kind("x
     st.lists(st.tuples(KINDS, st.lists(odd_profiles(), min_size=1, max_size=3)), max_size=3),
     st.dictionaries(KINDS, st.just(SOME), max_size=2),
 )
+@pytest.mark.slow
 def test_no_profile_breaks_the_fit(
     measured: list[tuple[Kind, list[Profile]]], inherited: dict[Kind, Cost]
 ) -> None:

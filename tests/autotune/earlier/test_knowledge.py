@@ -114,6 +114,7 @@ SECONDS = st.sampled_from([0.0, 5e-324, 1e-9, 0.1, 1e9]) | st.floats(0, 1e9)
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
+@pytest.mark.slow
 def test_odd_profiles_do_not_break_a_tuning(data: st.DataObject) -> None:
     """They are refused or taken; the search by costs alone goes on."""
     tuner = Tuner(Store("sqlite://"))

@@ -58,6 +58,7 @@ def _with_one_rank_on_torchs_class() -> tuple[bool, list[str], float]:
         return _trains(kind(nn.Linear(4, 4))), lines, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_a_rank_on_torchs_own_class_turns_it_off_for_the_others(three_ranks: RankPool) -> None:
     results = three_ranks.run(_with_one_rank_on_torchs_class)
     assert [tunes for tunes, _, _ in results] == [False] * 3

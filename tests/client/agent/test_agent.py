@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -90,6 +91,7 @@ def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: Ran
     assert silent == []
 
 
+@pytest.mark.slow
 def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankPool) -> None:
     """Their reports differ in size, which gloo answers by ending the process."""
     for other in (0, 2):

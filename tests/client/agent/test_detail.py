@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 from bagua_client import DistributedDataParallel
@@ -92,6 +93,7 @@ def _run(
     return _hooked_by_trial(one), counted
 
 
+@pytest.mark.slow
 def test_a_configuration_with_many_buckets_is_recorded_before_it_is_measured_without_a_hook(
     two_ranks: RankPool,
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
     assert observed == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_groups_that_a_round_needs_are_made_again(four_ranks: RankPool) -> None:
     with ScriptedService([FLAT, SECOND]) as service:
         for _, _, groups in four_ranks.run(_two_rounds, service.url):
@@ -135,6 +136,7 @@ def _reconfigured_at_the_end(url: str) -> tuple[list[int], Configuration]:
         return groups, job.model.configuration
 
 
+@pytest.mark.slow
 def test_a_configuration_of_the_users_at_the_end_of_a_round_stops_no_later_one(
     four_ranks: RankPool,
 ) -> None:
@@ -175,6 +177,7 @@ def _two_models(url: str) -> list[tuple[bool, bool]]:
         return seen
 
 
+@pytest.mark.slow
 def test_models_of_one_process_do_not_take_one_anothers_tuning_for_drift(
     two_ranks: RankPool,
 ) -> None:

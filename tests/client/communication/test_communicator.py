@@ -289,6 +289,7 @@ def _dropped_wrappers(ranks: list[int], wrappers: int) -> list[tuple[int, int, i
     return held
 
 
+@pytest.mark.slow
 def test_what_dropped_wrappers_leave_does_not_grow(three_ranks: RankPool) -> None:
     """Their process groups are used again."""
     for held in three_ranks.run(_dropped_wrappers, [0, 1], 24)[:2]:

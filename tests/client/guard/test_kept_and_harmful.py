@@ -68,7 +68,7 @@ def _trained(kind: str, url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     return seen, summaries
 
 
-@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+@pytest.mark.parametrize("kind", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool, kind: str) -> None:
     with ScriptedService([TRIED], steps=30) as service:
         (first, _), (second, _) = two_ranks.run(_trained, kind, service.url, False)

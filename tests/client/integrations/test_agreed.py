@@ -164,6 +164,7 @@ def test_the_hook_of_torchs_mixed_precision_stays(two_ranks: RankPool) -> None:
     assert two_ranks.run(_hook_of_mixed_precision, sizes) == [True, True]
 
 
+@pytest.mark.slow
 def test_nobody_waits_until_the_others_collectives_run_out_of_time() -> None:
     pool = RankPool([2], collective_timeout_seconds=8.0)
     try:

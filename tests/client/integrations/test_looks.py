@@ -287,7 +287,11 @@ def _all_fail(
     return found
 
 
-@pytest.mark.parametrize("is_on_all", [False, True], ids=["on one rank", "on all"])
+@pytest.mark.parametrize(
+    "is_on_all",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["on one rank", "on all"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_look_that_fails_is_one_line_and_changes_no_bit(
     two_ranks: RankPool, tmp_path: Path, kind: str, is_on_all: bool
@@ -407,6 +411,7 @@ print(HAS_BUCKET_CAPS, *inspect.signature(DistributedDataParallel).parameters)
 @pytest.mark.parametrize(
     "shim", ["", "import functools; init = functools.partialmethod(init)"], ids=["plain", "partial"]
 )
+@pytest.mark.slow
 def test_a_constructor_that_somebody_has_replaced_before_us_stays_in_force(
     tmp_path: Path, shim: str
 ) -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -179,6 +180,7 @@ def test_two_ranks(two_ranks: RankPool, case: Case) -> None:
 
 @settings(max_examples=9)
 @given(case=cases)
+@pytest.mark.slow
 def test_four_ranks_on_two_nodes(four_ranks: RankPool, case: Case) -> None:
     check(four_ranks, case)
 

@@ -175,6 +175,7 @@ def _after_switches() -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_fifty_switches_leave_nothing_behind(four_ranks: RankPool) -> None:
     for first, *later in four_ranks.run(_after_switches):
         assert later == [first] * 2

@@ -51,6 +51,7 @@ def _silent() -> Iterator[ScriptedService]:
 @pytest.mark.parametrize(
     ("serving", "kinds"), [(_silent, list(KINDS)), (_away, ["normal", "exception", "fork"])]
 )
+@pytest.mark.slow
 def test_a_training_ends_as_it_would_without_us(
     serving: Any, kinds: list[str], tmp_path: Path
 ) -> None:

@@ -372,7 +372,7 @@ def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: 
         reporter = start(service)
         command_of(reporter)
         _tell_computing(reporter, 1)
-        wait_for(lambda: service.refused == 2)
+        wait_for(lambda: service.refused == 1)
         service.refuses.clear()
         _tell_computing(reporter, 4)
         (batch,) = wait_for(lambda: service.bodies("observations"))

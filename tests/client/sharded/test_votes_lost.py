@@ -24,6 +24,7 @@ from bagua_client.torch_private.sharded import Unit
 from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.ranks import RankPool
 
+SLOW = [pytest.mark.slow]
 FAILS_AT, AGAIN_AT, END = 5, 7, 10
 CHANGES: dict[str, dict[str, Any]] = {
     "keep": {"kept_units": 4},
@@ -132,12 +133,15 @@ PLACES = {
     "while hooks are set": ("merge",),
 }
 CASES = [(place, change) for place, changes in PLACES.items() for change in changes]
+FIRST = [(place, next(iter(changes))) for place, changes in PLACES.items()]
 
 
 @pytest.mark.parametrize(
     ("number", "place", "change"),
-    [(number, *case) for number, case in enumerate(CASES)],
-    ids=[" ".join(case) for case in CASES],
+    [
+        pytest.param(number, *case, id=" ".join(case), marks=[] if case in FIRST else SLOW)
+        for number, case in enumerate(CASES)
+    ],
 )
 def test_the_training_goes_on_as_if_nobody_had_asked(
     two_ranks: RankPool, number: int, place: str, change: str

@@ -22,6 +22,7 @@ PRINTED = "postgresql://autotune@db.example.com/"
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.slow
 def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_path: Path) -> None:
     binaries = find_binaries()
     assert binaries is not None
