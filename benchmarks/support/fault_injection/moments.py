@@ -16,6 +16,7 @@ from pathlib import Path
 
 import requests
 
+from bagua_client.reporter.drift import BLOCK_STEPS, REFERENCE_BLOCKS
 from bagua_client.service.absence import SILENT_REDUCTIONS, SILENT_SECONDS
 from bagua_simulator import cases
 from benchmarks.support.harness import print_table
@@ -30,7 +31,9 @@ STEP_SECONDS = 0.01
 AWAY_SECONDS = 20.0
 MOST_SECONDS = 300.0
 SLOWER = 1.5
-"""So much longer steps take from the first result on, so that another round is tuned."""
+"""So much longer steps take some time after the first result, so that another round is tuned."""
+LEARNED_STEPS = 2 * BLOCK_STEPS * REFERENCE_BLOCKS
+"""By then it is known how long they took before."""
 SPARE_SECONDS = 2.0
 """Until a request meets the failure, and for a machine whose cores others use, too."""
 WAYS = ("killed", "frozen", "nonsense")
@@ -54,7 +57,8 @@ class Back:
         slowdown: of the trial that the ranks were in, over the default; 1: they were in none.
         steps: from the failure until they were back; None: they never were.
         seconds: likewise.
-        switches: configurations that they changed to while the service was away.
+        switches: configurations that they changed to while the service was away, without a trial
+            that it had asked for just before.
         goes_on_after: seconds from its return until they were in a trial again; None: never, or
             there was nothing to go on with.
         place: the configuration that the tuning ended at, as in Ended; empty: it did not end.
@@ -181,6 +185,7 @@ def _tune(service: _Service, moment: str, way: str, seed: int) -> Back:
         job = begin()
         if moment == "second round":
             run_until(lambda: job.is_finished)
+            job.run(LEARNED_STEPS)
             job.change()
         if run_until(lambda: job.is_at(moment, service.state)) is None:
             tuner.reporter.close(5.0)
@@ -198,7 +203,7 @@ def _tune(service: _Service, moment: str, way: str, seed: int) -> Back:
     )
     steps = job.step - failed_at
     run_until(lambda: time.monotonic() - began > AWAY_SECONDS)
-    switches = len(job.switches) - first
+    switches = len([each for each in job.switches[first:] if each.trial is None])
     failing.__exit__(None, None, None)
     goes_on_after = run_until(lambda: job.is_in_trial) if was_in_trial else None
     ended = run_until(lambda: job.is_finished)
