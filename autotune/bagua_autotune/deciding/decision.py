@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bagua_autotune.deciding.infeasible import needs_as_much, too_large
 from bagua_autotune.deciding.second_visit import denied_once
@@ -21,7 +22,7 @@ from bagua_autotune.measuring.confirmation import (
     least_shown,
 )
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
-from bagua_autotune.measuring.visits import Visits, undisturbed
+from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import Configuration, Value, numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
@@ -62,6 +63,46 @@ class Keep:
     reason: str = NOTHING_FASTER
 
 
+class _Basis:
+    """What a decision rests on; each is worked out once."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+        self.job = round_.job
+        carried = carried_over(round_)
+        self.trials: Sequence[Trial] = [*carried, *round_.trials] if carried else round_.trials
+
+    @cached_property
+    def visited(self) -> Visited:
+        if self.trials is self.round.trials:
+            return self.round.visited
+        return Visited(self.trials, self.round.scale)
+
+    @cached_property
+    def banned(self) -> set[Configuration]:
+        """What is not tried again: what failed, what repeats the harm of something that failed, and
+        what does not fit in memory. The default stays: it is what a job falls back to."""
+        harmful = [trial.configuration for trial in self.trials if _is_harmful(trial)]
+        failed = {
+            trial.configuration
+            for trial in self.trials
+            if trial.state == "failed"
+            or any(repeats_change(trial.configuration, o, self.job.baseline) for o in harmful)
+        }
+        return (failed | set(too_large(self.trials))) - {self.job.baseline}
+
+    @cached_property
+    def hopeless_values(self) -> set[tuple[str, Value]]:
+        """What several configurations failed with and none was measured with; and what the training
+        suffered from, whatever else was in force."""
+        harmful = {trial.configuration for trial in self.trials if _is_harmful(trial)}
+        others = {trial.configuration for trial in self.trials if trial.state == "failed"} - harmful
+        failed = Counter(item for configuration in others for item in configuration.items())
+        measured = {item for t in self.trials if t.estimate for item in t.configuration.items()}
+        hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
+        return hopeless.union(*(numbers_changed(c, self.job.baseline) for c in harmful))
+
+
 def decide(
     round_: Round,
     problem: Callable[[], Problem],
@@ -84,23 +125,19 @@ def decide(
         return Keep(job.baseline, reason=NOTHING_TO_TRY)
     if _hopeless(job, [trial for trial in trials if trial.is_given_up]):
         return Keep(job.baseline, reason=DISAGREED)
-    known = [*carried_over(round_), *trials]
-    start = _start(round_, known)
+    basis = _Basis(round_)
+    start = _start(basis)
     if start is not None:
         return start
-    baseline = round_.defaults.first
-    assert baseline is not None  # _start proposes it
-    scale = round_.objective.scale(baseline.center)
     winner = being_confirmed(round_)
     if winner is None:
-        allowed = _allowed(job, known, problem())
-        found = _search(round_, known, allowed, make_searcher, scale, trial_steps)
+        found = _search(basis, _allowed(basis, problem()), make_searcher, trial_steps)
         if not isinstance(found, Configuration):
             return found
         winner = found
     if winner == job.baseline:
         return Keep(job.baseline)
-    confirmation = confirm(round_, winner, scale)
+    confirmation = confirm(round_, winner)
     if confirmation.next_configuration is not None:
         return Propose("confirm", confirmation.next_configuration)
     if confirmation.gain is None or confirmation.gain.low <= 0:
@@ -108,23 +145,19 @@ def decide(
     return Keep(winner, confirmation.gain)
 
 
-def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
+def _start(basis: _Basis) -> Propose | Keep | None:
     """The trials before the search: what runs already, the default, what was best before, what
-    was under way.
-
-    Args:
-        known: trials of this round, and those that are carried over.
-    """
-    job, banned = round_.job, _banned(round_.job, known)
+    was under way."""
+    round_, job, trials = basis.round, basis.job, basis.trials
     stored = round_.stored_best if job.limits.max_samples > 1 else None
-    if stored in banned or (stored and _hopeless_values(job, known) & set(stored.items())):
+    if stored in basis.banned or (stored and basis.hopeless_values & set(stored.items())):
         stored = None
     # What runs already needs no switch: the default at first, the kept one in a later round.
     first = [job.baseline, stored] if round_.number == 0 else [stored, job.baseline]
     for configuration in first:
-        if configuration is not None and measured_in(known, configuration) is None:
+        if configuration is not None and measured_in(trials, configuration) is None:
             return Propose("search", configuration)
-    again = offered_again(round_, known, banned)
+    again = offered_again(round_, trials, basis.banned)
     if again is not None:
         return Propose("search", again)
     baseline = round_.defaults.first
@@ -138,17 +171,16 @@ def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
 
 
 def _search(
-    round_: Round,
-    trials: Sequence[Trial],
+    basis: _Basis,
     problem: Problem,
     make_searcher: Callable[[Problem], Searcher],
-    scale: float,
     trial_steps: float,
 ) -> Propose | Keep | Configuration:
     """The next search trial, or the winner of the search."""
-    job, visits = round_.job, Visits.of(trials, scale)
+    job, trials, scale = basis.job, basis.trials, basis.round.scale
+    visits = basis.visited.visits
     searches = [trial for trial in trials if trial.purpose == "search"]
-    searcher = _tell(job, trials, make_searcher(problem), scale)
+    searcher = _tell(basis, make_searcher(problem))
     for trial in trials:
         if trial.is_open:
             expected = searcher.expected_cost(trial.configuration)
@@ -159,7 +191,7 @@ def _search(
     if not is_confirming:
         shown = least_shown(visits, scale) / scale
         ending = why_search_ends(
-            searches, problem, searcher, job.limits, trial_steps, round_.most_gain, shown
+            searches, problem, searcher, job.limits, trial_steps, basis.round.most_gain, shown
         )
     if ending is None:
         return Propose("search", searcher.ask())
@@ -169,7 +201,7 @@ def _search(
     begun = sum(trial.was_tried for trial in searches)
     if not is_confirming and begun < job.limits.max_samples:
         lowest = searcher.expected_cost(winner) * scale
-        again = denied_once(undisturbed(trials, scale), problem, lowest, scale)
+        again = denied_once(basis.visited.undisturbed, problem, lowest, scale)
         if again is not None:
             return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
@@ -183,36 +215,21 @@ def told_searcher(
 
     The searcher's costs are in parts of the default's.
     """
-    baseline = round_.defaults.first
-    if baseline is None:
+    if round_.defaults.first is None:
         return None
-    known = [*carried_over(round_), *round_.trials]
-    problem = _allowed(round_.job, known, problem)
-    scale = round_.objective.scale(baseline.center)
-    return _tell(round_.job, known, make_searcher(problem), scale), problem
+    basis = _Basis(round_)
+    problem = _allowed(basis, problem)
+    return _tell(basis, make_searcher(problem)), problem
 
 
-def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """Return what is not tried again: what failed, what repeats the harm of something that failed,
-    and what does not fit in memory. The default stays: it is what a job falls back to.
-    """
-    harmful = [trial.configuration for trial in trials if _is_harmful(trial)]
-    failed = {
-        trial.configuration
-        for trial in trials
-        if trial.state == "failed"
-        or any(repeats_change(trial.configuration, other, job.baseline) for other in harmful)
-    }
-    return (failed | set(too_large(trials))) - {job.baseline}
-
-
-def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
+def _allowed(basis: _Basis, problem: Problem) -> Problem:
     """The problem without what failed, and without what is like it."""
-    banned = _banned(job, trials)
+    banned = basis.banned
     if not banned:
         return problem
-    hopeless, unfit = _hopeless_values(job, trials), too_large(trials)
-    kept = {job.baseline, *(trial.configuration for trial in trials if trial.estimate)} - banned
+    hopeless, unfit = basis.hopeless_values, too_large(basis.trials)
+    measured = {trial.configuration for trial in basis.trials if trial.estimate}
+    kept = {basis.job.baseline, *measured} - banned
     allowed = tuple(
         c
         for c in problem.candidates
@@ -226,16 +243,16 @@ def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
     return replace(problem, candidates=allowed)
 
 
-def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -> Searcher:
+def _tell(basis: _Basis, searcher: Searcher) -> Searcher:
     """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
     means.
     """
-    banned, visits = _banned(job, trials), Visits.of(trials, scale)
-    for trial in undisturbed(trials, scale):
+    scale = basis.round.scale
+    for trial in basis.visited.undisturbed:
         found = trial.estimate
-        if found and trial.configuration not in banned:
+        if found and trial.configuration not in basis.banned:
             # What visits differ by the search finds by itself, from all that it is told.
-            error = visits.error_inside(found) / scale
+            error = basis.visited.visits.error_inside(found) / scale
             searcher.tell(trial.configuration, found.center / scale, error)
     return searcher
 
@@ -246,17 +263,6 @@ def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
     failed = (trial for trial in given_up if trial.state == "failed" and not _is_harmful(trial))
     confirming = sum(trial.purpose == "confirm" for trial in failed)
     return max(baseline, confirming) >= MOST_FAILURES
-
-
-def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
-    """What several configurations failed with and none was measured with; and what the training
-    suffered from, whatever else was in force."""
-    harmful = {trial.configuration for trial in trials if _is_harmful(trial)}
-    others = {trial.configuration for trial in trials if trial.state == "failed"} - harmful
-    failed = Counter(item for configuration in others for item in configuration.items())
-    measured = {item for t in trials if t.estimate for item in t.configuration.items()}
-    hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
-    return hopeless.union(*(numbers_changed(c, job.baseline) for c in harmful))
 
 
 def _is_harmful(trial: Trial) -> bool:

@@ -53,11 +53,7 @@ def _rival(round_: Round, trial: Trial) -> Estimate | None:
 def _known(round_: Round) -> tuple[float, Visits | None]:
     """The difference of costs that is 100 %, and what visits differ by; of both nothing is known
     before the default is measured."""
-    baseline = round_.defaults.first
-    if baseline is None:
-        return 1.0, None
-    scale = round_.objective.scale(baseline.center)
-    return scale, Visits.of(round_.trials, scale)
+    return round_.scale, None if round_.defaults.first is None else round_.visited.visits
 
 
 def step_cost(job: Job, trial: Trial, observation: Observation) -> float:

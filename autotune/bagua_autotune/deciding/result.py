@@ -10,7 +10,6 @@ from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
-from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration, repeats_change
 from bagua_autotune.model.reasons import (
@@ -164,10 +163,7 @@ def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
 
 def _why_not_shown(round_: Round) -> str:
     """``at most 1.07x is possible and this job's steps vary by 12 %, so no gain could be shown``"""
-    baseline = round_.defaults.first
-    assert baseline is not None  # without it there is no ceiling
-    scale = round_.objective.scale(baseline.center)
-    spread = Visits.of(round_.trials, scale).step_spread / scale
+    spread = round_.visited.visits.step_spread / round_.scale
     most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
     return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from bagua_autotune.measuring.visits import Visits
+from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.search import Predictor, Problem
@@ -41,7 +41,7 @@ def denied_once(
         return None
     fitted = cache(problem.without)  # A trial may be of several levels.
     measured = [trial for trial in trials if trial.estimate]
-    visits = Visits.of(measured, scale)
+    visits = Visited(measured, scale).visits
     found: list[tuple[float, Configuration]] = []
     for trial, members in _rarely_visited(measured, problem, lowest + DENIED * scale):
         others = [each for each in measured if each.index != trial.index]

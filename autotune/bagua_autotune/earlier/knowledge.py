@@ -22,7 +22,7 @@ from bagua_autotune.costs import (
 )
 from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
-from bagua_autotune.measuring.visits import undisturbed
+from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
 from bagua_autotune.model.layout import Tensor
@@ -105,7 +105,7 @@ class Knowledge:
         """
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        own = [trial for trial in undisturbed(round_.trials) if trial.index != without]
+        own = [trial for trial in round_.visited.undisturbed if trial.index != without]
         profiled = _profiled_in(self._store.profiles(job.id), own)
         try:
             if is_sharded(profiled):
@@ -143,8 +143,8 @@ class Knowledge:
             return None
         _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(number)):
-            own = [trial for trial in trials if trial.round == earlier]
-            profiled = _profiled_in(profiles, undisturbed(own))
+            own = Visited([trial for trial in trials if trial.round == earlier])
+            profiled = _profiled_in(profiles, own.undisturbed)
             if is_sharded(profiled):  # What it gathers is learned anew in every round.
                 return None
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))

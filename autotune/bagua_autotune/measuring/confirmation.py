@@ -18,7 +18,7 @@ from statistics import fmean
 
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.trial_end import MOST_STEPS
-from bagua_autotune.measuring.visits import Visits, in_bad_moments
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Interval, difference
@@ -56,29 +56,28 @@ class Confirmation:
     gain: Interval | None = None
 
 
-def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
+def confirm(round_: Round, winner: Configuration) -> Confirmation:
     """Decide from the confirming trials measured so far.
 
     Args:
         winner: what is to be confirmed, and must beat the default; other than that.
-        scale: the difference of costs that is a gain of 100 %.
     """
-    trials, baseline = round_.trials, round_.job.baseline
+    trials, baseline, scale = round_.trials, round_.job.baseline, round_.scale
     measured = confirming_trials(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = baseline if len(measured) % 2 else winner
     pairs, half_done = divmod(len(measured), 2)
     if round_.is_out_of_time and pairs < FEWEST_PAIRS:
-        return Confirmation(None, _clear_gain(trials, winner, baseline, scale) if pairs else None)
+        return Confirmation(None, _clear_gain(round_, winner) if pairs else None)
     if not round_.is_out_of_time and (half_done or not pairs):
         return Confirmation(upcoming)
     if pairs < FEWEST_PAIRS:
-        clear = _clear_gain(trials, winner, baseline, scale)
+        clear = _clear_gain(round_, winner)
         return Confirmation(None, clear) if clear else Confirmation(upcoming)
     if not round_.is_out_of_time and MOST_PAIRS < pairs < MOST_PAIRS + LAST_PAIRS:
         return Confirmation(upcoming)
     # The winner's trials of the search were chosen for being low; the default's were not.
-    gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
+    gain = _gain(round_, _searched(trials, (baseline,)) + measured)
     if round_.is_out_of_time:
         return Confirmation(None, gain)
     if gain is None:  # most were in bad moments
@@ -93,14 +92,12 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     return Confirmation(upcoming) if is_undecided and goes_on else Confirmation(None, gain)
 
 
-def _clear_gain(
-    trials: Sequence[Trial], winner: Configuration, baseline: Configuration, scale: float
-) -> Interval | None:
+def _clear_gain(round_: Round, winner: Configuration) -> Interval | None:
     """The gain by all trials of both sides, those of the search too, if it is far above luck."""
-    both = _searched(trials, (winner, baseline)) + confirming_trials(winner, trials)
-    gain = _gain(trials, both, baseline, scale)
-    is_clear = gain and gain.low > 0 and _is_clear(trials, both, baseline, scale)
-    return gain if is_clear else None
+    trials = round_.trials
+    both = _searched(trials, (winner, round_.job.baseline)) + confirming_trials(winner, trials)
+    gain = _gain(round_, both)
+    return gain if gain and gain.low > 0 and _is_clear(round_, both) else None
 
 
 def least_shown(visits: Visits, scale: float = 1.0) -> float:
@@ -132,7 +129,7 @@ def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Inter
     inherited = round_.job.inherited
     if round_.number > 0 or inherited is None or inherited.gain is None:
         return None
-    scale = round_.objective.scale(baseline.center)
+    scale = round_.scale
     expected = inherited.gain * scale
     measured = baseline.center - stored.center
     error = math.hypot(*(e.half_width / 1.96 for e in (baseline, stored)))
@@ -145,30 +142,27 @@ def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Inter
     return Interval(center, center - half_width, center + half_width)
 
 
-def _gain(
-    trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
-) -> Interval | None:
+def _gain(round_: Round, chosen: Sequence[Trial]) -> Interval | None:
     """Return the gain that the chosen trials of both sides show; None with less than two of one.
 
-    Args:
-        trials: all of the round: what was repeated shows what blocks differ by.
+    All trials of the round count for one thing: what was repeated shows what blocks differ by.
     """
-    bad = in_bad_moments(trials, scale)
+    bad = round_.visited.in_bad_moments
     chosen = [trial for trial in chosen if trial.index not in bad]
-    sides = [trial.configuration == baseline for trial in chosen]
+    sides = [trial.configuration == round_.job.baseline for trial in chosen]
     if min(sides.count(True), sides.count(False)) < 2:
         return None
     others: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     compared = {trial.configuration for trial in chosen}
-    for trial in trials:
-        if trial.estimate and trial.configuration not in compared and trial.index not in bad:
+    for trial in round_.visited.undisturbed:
+        if trial.estimate and trial.configuration not in compared:
             others[trial.configuration].append(trial.estimate)
     return difference(
         [trial.estimate for trial in chosen if trial.estimate],
         sides,
         [trial.index for trial in chosen],
         [blocks for blocks in others.values() if len(blocks) > 1],
-        scale,
+        round_.scale,
     )
 
 
@@ -183,22 +177,20 @@ def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configura
     return fmean(centers[baseline]) - fmean(centers[winner])
 
 
-def _is_clear(
-    trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
-) -> bool:
+def _is_clear(round_: Round, chosen: Sequence[Trial]) -> bool:
     """Whether even the winner's slowest visit and the default's fastest are apart by more than luck
     and drift explain."""
-    visits, bad = Visits.of(trials, scale), in_bad_moments(trials, scale)
+    visits, bad = round_.visited.visits, round_.visited.in_bad_moments
     sides: dict[bool, list[Estimate]] = {True: [], False: []}
     for trial in chosen:
         if trial.estimate and trial.index not in bad:
-            sides[trial.configuration == baseline].append(trial.estimate)
+            sides[trial.configuration == round_.job.baseline].append(trial.estimate)
     fastest = min(sides[True], key=attrgetter("center"), default=None)
     slowest = max(sides[False], key=attrgetter("center"), default=None)
     if fastest is None or slowest is None:
         return False
     luck = math.hypot(visits.error(fastest), visits.error(slowest))
-    return fastest.center - slowest.center >= CLEAR_GAIN * scale + LUCK * luck
+    return fastest.center - slowest.center >= CLEAR_GAIN * round_.scale + LUCK * luck
 
 
 def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list[Trial]:

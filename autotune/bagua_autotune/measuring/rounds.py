@@ -10,6 +10,7 @@ from functools import cached_property
 from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
+from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import did_lasting_harm
@@ -77,6 +78,17 @@ class Round:
     def defaults(self) -> Defaults:
         """The default's measurements."""
         return Defaults(self.job.baseline, self.trials)
+
+    @cached_property
+    def scale(self) -> float:
+        """The difference of costs that is 100 %; 1 before the default is measured."""
+        first = self.defaults.first
+        return 1.0 if first is None else self.objective.scale(first.center)
+
+    @cached_property
+    def visited(self) -> Visited:
+        """Its trials, with what their visits say together."""
+        return Visited(self.trials, self.scale)
 
     @property
     def most_speedup(self) -> float | None:

@@ -160,7 +160,7 @@ def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None
     candidate, baseline = being_confirmed(round_), round_.defaults.first
     if candidate is None or baseline is None:
         return None
-    gain = confirm(round_, candidate, round_.objective.scale(baseline.center)).gain
+    gain = confirm(round_, candidate).gain
     if gain is None:
         return None
     gains = (gain.center, gain.low, gain.high)

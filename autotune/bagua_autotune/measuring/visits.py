@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, median
 
 from bagua_autotune.model.job import Trial
@@ -41,23 +42,6 @@ class Visits:
     visit_error: float
     step_spread: float
 
-    @classmethod
-    def of(cls, trials: Sequence[Trial], scale: float = 1.0) -> Visits:
-        """Learn from a round's trials.
-
-        Args:
-            scale: the difference of costs that is 100 %.
-        """
-        found = [trial.estimate for trial in trials if trial.estimate]
-        guess = cls(USUAL_VISIT_ERROR * scale, _step_spread(found, scale))
-        squares, degrees = PRIOR_VISITS * guess.visit_error**2, float(PRIOR_VISITS)
-        for own in _by_configuration(undisturbed(trials, scale)).values():
-            centers = [e.center - own[0].center for e in own]
-            inside = fmean(guess.error_inside(e) ** 2 for e in own)
-            beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
-            squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
-        return replace(guess, visit_error=math.sqrt(squares / degrees))
-
     def error_inside(self, found: Estimate) -> float:
         """The standard error of a visit's centre by the spread of its steps; of few steps mostly
         by that of others."""
@@ -73,42 +57,62 @@ class Visits:
         return math.hypot(self.error_inside(found), self.visit_error)
 
 
-def undisturbed(trials: Sequence[Trial], scale: float = 1.0) -> list[Trial]:
-    """Those of a round's trials that were not in a bad moment."""
-    bad = in_bad_moments(trials, scale)
-    return [trial for trial in trials if trial.index not in bad]
-
-
-def in_bad_moments(trials: Sequence[Trial], scale: float = 1.0) -> set[int]:
-    """The indices of trials that something else made slow: their configuration was far faster at
-    another visit. Nothing makes a step faster by accident; but what is slow more often than not
-    is slow.
+class Visited:
+    """Trials of a round, and what their visits say together; each is worked out once.
 
     Args:
-        trials: of a round.
+        trials: they do not change any more.
+        scale: the difference of costs that is 100 %.
     """
-    spread = _step_spread([trial.estimate for trial in trials if trial.estimate], scale)
-    found: set[int] = set()
-    for own in _trials_by_configuration(trials).values():
-        fastest = min(own, key=_center)
-        limit = _center(fastest) + BAD_MOMENT * scale
-        slow = [
-            t for t in own if _center(t) > limit + BAD_MOMENT_ERRORS * spread * _wide(t, fastest)
-        ]
-        if len(slow) <= len(own) - len(slow):
-            found |= {trial.index for trial in slow}
-    return found
+
+    def __init__(self, trials: Sequence[Trial], scale: float = 1.0) -> None:
+        self.trials = trials
+        self.scale = scale
+
+    @cached_property
+    def visits(self) -> Visits:
+        """What visits of this job differ by."""
+        guess = Visits(USUAL_VISIT_ERROR * self.scale, self._step_spread)
+        squares, degrees = PRIOR_VISITS * guess.visit_error**2, float(PRIOR_VISITS)
+        for trials in _by_configuration(self.undisturbed).values():
+            own = [trial.estimate for trial in trials if trial.estimate]
+            centers = [e.center - own[0].center for e in own]
+            inside = fmean(guess.error_inside(e) ** 2 for e in own)
+            beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
+            squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
+        return Visits(math.sqrt(squares / degrees), guess.step_spread)
+
+    @cached_property
+    def undisturbed(self) -> list[Trial]:
+        """Those that were not in a bad moment."""
+        return [trial for trial in self.trials if trial.index not in self.in_bad_moments]
+
+    @cached_property
+    def in_bad_moments(self) -> set[int]:
+        """The indices of trials that something else made slow: their configuration was far faster
+        at another visit. Nothing makes a step faster by accident; but what is slow more often than
+        not is slow."""
+        found: set[int] = set()
+        for own in _by_configuration(self.trials).values():
+            fastest = min(own, key=_center)
+            limit = _center(fastest) + BAD_MOMENT * self.scale
+            errors = BAD_MOMENT_ERRORS * self._step_spread
+            slow = [t for t in own if _center(t) > limit + errors * _wide(t, fastest)]
+            if len(slow) <= len(own) - len(slow):
+                found |= {trial.index for trial in slow}
+        return found
+
+    @cached_property
+    def _step_spread(self) -> float:
+        """That of a typical visit: a pause in one of them says nothing of the others."""
+        found = [trial.estimate for trial in self.trials if trial.estimate]
+        known = [_spread(each) for each in found if each.count >= FEWEST_STEPS]
+        return median(known) if known else USUAL_STEP_SPREAD * self.scale
 
 
 def _wide(one: Trial, other: Trial) -> float:
     """The standard error of the difference of two visits, where that of a step is 1."""
     return math.sqrt(sum(1 / t.estimate.count for t in (one, other) if t.estimate))
-
-
-def _step_spread(found: Sequence[Estimate], scale: float) -> float:
-    """That of a typical visit: a pause in one of them says nothing of the others."""
-    known = [_spread(each) for each in found if each.count >= FEWEST_STEPS]
-    return median(known) if known else USUAL_STEP_SPREAD * scale
 
 
 def _center(trial: Trial) -> float:
@@ -120,12 +124,7 @@ def _spread(found: Estimate) -> float:
     return found.standard_error * math.sqrt(found.count) / MEDIAN_INEFFICIENCY
 
 
-def _by_configuration(trials: Iterable[Trial]) -> dict[Configuration, list[Estimate]]:
-    grouped = _trials_by_configuration(trials)
-    return {c: [t.estimate for t in own if t.estimate] for c, own in grouped.items()}
-
-
-def _trials_by_configuration(trials: Iterable[Trial]) -> dict[Configuration, list[Trial]]:
+def _by_configuration(trials: Iterable[Trial]) -> dict[Configuration, list[Trial]]:
     grouped: defaultdict[Configuration, list[Trial]] = defaultdict(list)
     for trial in trials:
         if trial.estimate:

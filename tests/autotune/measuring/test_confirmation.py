@@ -39,7 +39,7 @@ class Machine:
         self._random = random.Random(self.seed)
         trials: list[Trial] = []
         while True:
-            found = confirm(round_of(trials), WINNER, 1.0)
+            found = confirm(round_of(trials), WINNER)
             if found.next_configuration is None:
                 assert found.gain is not None
                 return found.gain
@@ -88,7 +88,7 @@ def test_what_promises_much_is_looked_at_once_more_after_further_turns() -> None
                 Estimate(center, 0.01, 6) for gain in gains for center in (-gain, 0.0)
             )
         ]
-        found = confirm(round_of(trials), WINNER, 1.0)
+        found = confirm(round_of(trials), WINNER)
         return found.next_configuration or found.gain
 
     # As on a link of two GPUs: 4 channels took 45 to 61 ms, the default 56.
@@ -106,10 +106,10 @@ def test_what_promises_much_is_looked_at_once_more_after_further_turns() -> None
 def test_turns_alternate_so_that_both_stay_close_together() -> None:
     trials: list[Trial] = []
     for turn in range(4):
-        following = confirm(round_of(trials), WINNER, 1.0).next_configuration
+        following = confirm(round_of(trials), WINNER).next_configuration
         assert following == (BASELINE if turn % 2 else WINNER)
         trials.append(Trial(turn, "confirm", following, "measured", Estimate(0.0, 0.001, 20)))
-    assert confirm(round_of(trials), WINNER, 1.0).next_configuration is None
+    assert confirm(round_of(trials), WINNER).next_configuration is None
 
 
 def test_blocks_of_an_earlier_winner_do_not_count() -> None:
@@ -119,10 +119,10 @@ def test_blocks_of_an_earlier_winner_do_not_count() -> None:
         return Trial(index, "confirm", configuration, "measured", Estimate(center, 0.001, 20))
 
     earlier = [trial(0, OTHER, 0.0), trial(1, BASELINE, 0.3), trial(2, OTHER, None)]
-    assert confirm(round_of(earlier), WINNER, 1.0).next_configuration == WINNER
+    assert confirm(round_of(earlier), WINNER).next_configuration == WINNER
     own = [trial(3, WINNER, 0.0), trial(4, BASELINE, 0.2), trial(5, BASELINE, None)]
-    assert confirm(round_of([*earlier, *own]), WINNER, 1.0).next_configuration == WINNER
+    assert confirm(round_of([*earlier, *own]), WINNER).next_configuration == WINNER
     own += [trial(6, WINNER, 0.0), trial(7, BASELINE, 0.2)]
-    found = confirm(round_of([*earlier, *own]), WINNER, 1.0)
+    found = confirm(round_of([*earlier, *own]), WINNER)
     assert found.gain is not None
     assert found.gain.center == pytest.approx(0.2)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bagua_autotune.measuring.visits import Visits, in_bad_moments, undisturbed
+from bagua_autotune.measuring.visits import Visited, Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
@@ -22,7 +22,7 @@ def visits_of(configuration: Configuration, *centers: float, first: int = 0) -> 
 
 
 def test_of_single_visits_a_usual_error_is_expected() -> None:
-    found = Visits.of([*visits_of(DEFAULT, 0.0), *visits_of(OTHER, -0.5, first=1)])
+    found = Visited([*visits_of(DEFAULT, 0.0), *visits_of(OTHER, -0.5, first=1)]).visits
     assert 0.005 < found.visit_error < 0.03
 
 
@@ -30,7 +30,7 @@ def test_of_single_visits_a_usual_error_is_expected() -> None:
 def test_the_error_between_visits_is_learned_from_what_was_visited_often(spread: float) -> None:
     generator = random.Random(0)
     centers = [generator.gauss(0.0, spread) for _ in range(20)]
-    found = Visits.of(visits_of(DEFAULT, *centers))
+    found = Visited(visits_of(DEFAULT, *centers)).visits
     assert found.visit_error == pytest.approx(spread, rel=0.4)
     assert found.error(Estimate(0.0, 0.01, 6)) > found.visit_error
 
@@ -48,14 +48,14 @@ def test_the_error_of_a_single_step_is_that_of_others() -> None:
 
 def test_a_visit_that_another_one_belies_was_in_a_bad_moment() -> None:
     trials = [*visits_of(DEFAULT, 0.0), *visits_of(OTHER, 0.3, -0.4, first=1)]
-    assert in_bad_moments(trials) == {1}
-    assert undisturbed(trials) == [trials[0], trials[2]]
+    assert Visited(trials).in_bad_moments == {1}
+    assert Visited(trials).undisturbed == [trials[0], trials[2]]
 
 
 def test_what_is_slow_more_often_than_not_is_slow() -> None:
-    assert in_bad_moments(visits_of(OTHER, 0.3, 0.31, -0.4)) == set()
-    assert in_bad_moments(visits_of(OTHER, 0.3, -0.41, -0.4)) == {0}
+    assert Visited(visits_of(OTHER, 0.3, 0.31, -0.4)).in_bad_moments == set()
+    assert Visited(visits_of(OTHER, 0.3, -0.41, -0.4)).in_bad_moments == {0}
 
 
 def test_visits_that_differ_little_count_all() -> None:
-    assert in_bad_moments(visits_of(OTHER, 0.0, 0.1, 0.25)) == set()
+    assert Visited(visits_of(OTHER, 0.0, 0.1, 0.25)).in_bad_moments == set()
