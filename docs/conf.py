@@ -7,8 +7,11 @@ the build nor by the pages.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+
+from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 # The packages as they stand here, and the extension beside this file.
@@ -48,3 +51,12 @@ html_theme_options = {
 }
 # All pages by section, on every page; the theme's own shows those below the present one only.
 html_sidebars = {"**": ["globaltoc.html"]}
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", link_reports_as_files)
+
+
+def link_reports_as_files(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """The reports are no part of the site: a link to one leads to its Markdown."""
+    source[0] = re.sub(r"\]\(\.\./(reports/[\w-]+\.md)(#[\w-]+)?\)", r"](path:../\1)", source[0])

@@ -194,7 +194,7 @@ def measure_hour(jobs: int, watching: int) -> Hour:
 def measure_all(
     jobs: int, watching: int, replicas: int, seconds: float, tuning_seconds: float
 ) -> dict[str, Any]:
-    """Measure, and print, what the table in docs/measurements/service.md has; all figures."""
+    """Measure, and print, what the table in reports/2026-11-service.md has; all figures."""
     tried = find_mixed(jobs, watching, replicas, seconds)
     jobs, watching = tried[-1].jobs, tried[-1].watching
     alone = measure_mixed(2 * ALONE, 0, replicas, tuning_seconds)

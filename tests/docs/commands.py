@@ -59,7 +59,6 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"BAGUA_CONFIGURATION=\S+ .*", Run(instead=(("=8", "=2"),)), "8 ranks want 8 cores"),
     (r"python tests/upstream_bagua/run\.py .*", Parsed(), "takes many minutes on a GPU"),
-    (r"python tests/upstream(_fsdp)?/run\.py --native .*", Parsed(), "GPUs"),
     (r"make .*", Make(), "takes minutes, or runs this test"),
     (
         r"python -m examples\.demo",

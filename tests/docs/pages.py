@@ -15,6 +15,7 @@ MARKDOWN = [
     *PUBLISHED,
     *(page for page in sorted(ROOT.glob("*.md")) if page not in PUBLISHED),
     *sorted((ROOT / "changes").glob("*.md")),
+    *sorted((ROOT / "reports").glob("*.md")),
 ]
 PAGES = [*PUBLISHED, *EXAMPLES]
 SHELLS = ("sh", "bash", "shell", "console")

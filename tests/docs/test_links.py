@@ -25,7 +25,7 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".yaml", ".yml", ".json", ".sh", ".html", ".js", ".txt")
 ]
-PAGE_IN_SOURCE = re.compile(r"\b(docs/[\w/]+\.md)(#[\w-]+)?")
+PAGE_IN_SOURCE = re.compile(r"\b((?:docs|reports)/[\w/-]+\.md)(#[\w-]+)?")
 
 
 def tokens(page: Path) -> Iterator[Token]:

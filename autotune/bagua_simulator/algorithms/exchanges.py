@@ -6,7 +6,7 @@ neighbours in a ring (``ring``), or weights to one other rank (``pair``). Of a h
 only what crosses nodes is packed.
 
 Packing is bound by memory. A V100's memory moves 900 GB/s, and the client's kernels reach 0.7 to
-0.9 of a copy's rate (measured on an H200: ``docs/measurements/algorithms.md``). On a CPU it takes
+0.9 of a copy's rate (measured on an H200: ``reports/2026-11-algorithms.md``). On a CPU it takes
 longer, by an unknown factor.
 """
 

@@ -9,7 +9,7 @@ no more thread blocks than the GPU has multiprocessors. Each kernel then finds r
 training's own kernels, which wait for nobody, have ended.
 
 NCCL can order the launches instead (``NCCL_LAUNCH_ORDER_IMPLICIT``). On two H200 over TCP a step of
-a tuned VGG16 then took 124 ms instead of 58 ms (docs/measurements/gpus.md).
+a tuned VGG16 then took 124 ms instead of 58 ms (reports/2026-11-gpus.md).
 """
 
 from __future__ import annotations

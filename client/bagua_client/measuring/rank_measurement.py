@@ -21,7 +21,7 @@ from bagua_client.tunable.tunable import Tunable
 SLOWED_DEVICES = ("cuda",)
 """Types of devices on which recording slows a step, so that a recorded one is not measured: with 8
 and 16 channels over TCP a recorded step of BERT-base and VGG16 took up to a third longer, with 4 no
-longer (docs/measurements/gpus.md)."""
+longer (reports/2026-11-gpus.md)."""
 
 MOST_RECORDED_GROUPS = 6
 """Process groups that may be in use at once in a step that is recorded on such a device. With 8,

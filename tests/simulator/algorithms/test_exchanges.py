@@ -25,7 +25,7 @@ def sent_bytes(phases: tuple[Phase, ...]) -> float:
 
 @pytest.mark.parametrize(("model", "megabytes"), [("bert-base", 110.4), ("vgg16", 138.7)])
 def test_bytegrad_sends_what_was_counted_on_two_hosts(model: str, megabytes: float) -> None:
-    """docs/measurements/algorithms.md."""
+    """reports/2026-11-algorithms.md."""
     size_bytes = sum(tensor.bytes for tensor in load(model).tensors)
     sent = sent_bytes(exchange(make_cluster(2, 1), CHUNKS, "off", size_bytes))
     assert sent / 1e6 == pytest.approx(megabytes, rel=0.003)

@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_two_gpus_at_10_gbit_take_about_as_long(
     model: str, computing_ms: float, stock_ms: float, bytegrad_ms: float
 ) -> None:
-    """Against two H200 over a shaped link: docs/measurements/algorithms.md."""
+    """Against two H200 over a shaped link: reports/2026-11-algorithms.md."""
     usual = load(model)
     factor = computing_ms / 1e3 / usual.compute_seconds
     workload = replace(
