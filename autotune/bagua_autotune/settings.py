@@ -21,9 +21,10 @@ from pydantic import (
     field_validator,
 )
 
-from bagua_autotune.model.job import MOST_SAMPLES, Limits
+from bagua_autotune.model.job import Limits
 from bagua_autotune.model.team import TEAMS, Team, digest_of
 from bagua_autotune.store.engine.location import default_url, is_in_memory, parse
+from bagua_wire.limits import MOST_SAMPLES, SAMPLES
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
@@ -95,7 +96,7 @@ class Settings(BaseModel):
     # For /api/v1 only: its protocol sends neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)
-    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
+    max_samples: int = Field(default=SAMPLES, ge=1, le=MOST_SAMPLES)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
 

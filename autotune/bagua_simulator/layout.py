@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, Configuration, Value
-from bagua_autotune.model.layout import Cutter, Cutting, Tensor
+from bagua_autotune.model.layout import Tensor
+from bagua_wire.cutting import Cutter, Cutting
 
 DEFAULT_BUCKET_BYTES = 25 * 1024**2
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Value
-from bagua_autotune.model.layout import Cutter, Cutting, Tensor
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
 from bagua_simulator.cluster import Cluster
+from bagua_wire.cutting import Cutter, Cutting
 
 BACKWARD_SHARE = 2.0
 """What a unit computes in the backward pass, over what it does in the forward pass."""

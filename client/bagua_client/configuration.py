@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bagua_client.knobs import KNOBS, Knobs
+from bagua_wire.knobs import KNOBS, Knobs
 
 
 @dataclass(frozen=True)
 class Configuration(Knobs):
-    """What all ranks run in a step. Its attributes are those of :class:`bagua_client.knobs.Knobs`.
+    """What all ranks run in a step. Its attributes are those of :class:`bagua_wire.knobs.Knobs`.
 
     Raises:
         ValueError: a value is outside its domain.

@@ -14,18 +14,15 @@ import torch.distributed as dist
 
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.knob_choices import Choice, read_choices
-from bagua_client.knobs import ALLOWED_WORDS, CHANNELS_VALUES
+from bagua_wire import limits
+from bagua_wire.knobs import ALLOWED_WORDS, CHANNELS_VALUES
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", int, float)
 
-MOST_STEPS = 10**9
 LEAST_MINUTES = 0.01
 LEAST_MEMORY = 0.01
-MOST_ROUNDS = 1000
-MOST_SAMPLES = 500
-"""The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
 """Words that turn a variable off, instead of a number, in any case."""
@@ -109,14 +106,14 @@ class Environment:
     url: str | None = None
     token: str | None = None
     job: str | None = None
-    max_samples: int = 60
+    max_samples: int = limits.SAMPLES
     max_minutes: float | None = None
-    max_rounds: int = 10
+    max_rounds: int = limits.ROUNDS
     memory_share: float = 0.9
     fresh: bool = False
-    trial_seconds: float = 5.0
-    warmup_seconds: float = 30.0
-    remaining_steps: int = 10_000
+    trial_seconds: float = limits.TRIAL_SECONDS
+    warmup_seconds: float = limits.WARMUP_SECONDS
+    remaining_steps: int = limits.REMAINING_STEPS
     server_wait_seconds: float = 300.0
     service_port: int = 0
     default_bucket_bytes: int | None = None
@@ -182,9 +179,13 @@ class Environment:
             # Read from a file, it may end with a newline.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB", "").strip() or None,
-            max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
+            max_samples=number(
+                "BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, limits.MOST_SAMPLES
+            ),
             max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
-            max_rounds=number("BAGUA_AUTOTUNE_MAX_ROUNDS", int, cls.max_rounds, 1, MOST_ROUNDS),
+            max_rounds=number(
+                "BAGUA_AUTOTUNE_MAX_ROUNDS", int, cls.max_rounds, 1, limits.MOST_ROUNDS
+            ),
             memory_share=number(
                 "BAGUA_AUTOTUNE_MEMORY", float, cls.memory_share, LEAST_MEMORY, 1.0
             ),
@@ -194,7 +195,7 @@ class Environment:
             ),
             warmup_seconds=number("BAGUA_AUTOTUNE_WARMUP_TIME_S", float, cls.warmup_seconds, 0.0),
             remaining_steps=number(
-                "BAGUA_AUTOTUNE_REMAINING_STEPS", int, cls.remaining_steps, 1, MOST_STEPS
+                "BAGUA_AUTOTUNE_REMAINING_STEPS", int, cls.remaining_steps, 1, limits.MOST_STEPS
             ),
             server_wait_seconds=number(
                 "BAGUA_AUTOTUNE_SERVER_WAIT_TIME", float, cls.server_wait_seconds, 0.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_client.knob_kinds import Value
-from bagua_client.knobs import KNOBS
+from bagua_wire.knob_kinds import Value
+from bagua_wire.knobs import KNOBS
 
 MOST_VALUES = 8
 """Limit for one knob: the search looks at each value with all values of the other knobs."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from bagua_client.configuration import Configuration
+from bagua_wire.cutting import Cutter, Cutting
 
 
 @dataclass(frozen=True)
@@ -102,75 +103,24 @@ class Layout:
 def cut(
     tensors: Sequence[TensorSpec], order: Sequence[int], configuration: Configuration
 ) -> Partition:
-    """Cut ``order`` (indices of ``tensors``) into buckets by bytes.
+    """Cut ``order`` (indices of ``tensors``) by the rule of :mod:`bagua_wire.cutting`.
 
-    Each group is cut by itself. A small last bucket, if configured, is first taken off the end.
-    Then a bucket is closed as soon as it holds ``bucket_bytes``, as DistributedDataParallel does
-    too; the first bucket is closed earlier if it is to be smaller. The buckets are sorted by when
-    their last tensor becomes ready, which is the order in which they can start.
-    """
-    groups: dict[str, list[int]] = {}
-    for index in order:
-        groups.setdefault(tensors[index].group, []).append(index)
-    buckets = [
-        bucket
-        for members in groups.values()
-        for bucket in _cut_group(members, [tensors[i].bytes for i in members], configuration)
-    ]
-    position = {index: place for place, index in enumerate(order)}
-    return tuple(sorted(buckets, key=lambda bucket: position[bucket[-1]]))
-
-
-def _cut_group(
-    members: Sequence[int], sizes_bytes: Sequence[int], configuration: Configuration
-) -> list[tuple[int, ...]]:
-    full_bytes = configuration.bucket_bytes
-    end = _start_of_last(sizes_bytes, min(configuration.last_bucket_bytes, full_bytes))
-    buckets = []
-    start, held_bytes = 0, 0
-    limit_bytes = min(configuration.first_bucket_bytes or full_bytes, full_bytes)
-    for place in range(end):
-        held_bytes += sizes_bytes[place]
-        if held_bytes >= limit_bytes:
-            buckets.append(tuple(members[start : place + 1]))
-            start, held_bytes, limit_bytes = place + 1, 0, full_bytes
-    return buckets + [tuple(part) for part in (members[start:end], members[end:]) if part]
-
-
-def _start_of_last(sizes_bytes: Sequence[int], least_bytes: int) -> int:
-    """Return the index at which the last bucket starts, which holds as few tensors as make
-    ``least_bytes``.
-    """
-    place, held_bytes = len(sizes_bytes), 0
-    while place and held_bytes < least_bytes:
-        place -= 1
-        held_bytes += sizes_bytes[place]
-    return place
-
-
-def split(tensors: Sequence[TensorSpec], order: Sequence[int], counts: Sequence[int]) -> Partition:
-    """Split ``order`` (indices of ``tensors``) into buckets with ``counts`` tensors each.
+    The buckets are sorted by when their last tensor becomes ready, which is the order in which they
+    can start.
 
     Raises:
-        ValueError: the counts do not add up to the number of tensors, or a bucket mixes groups.
+        ValueError: the explicit buckets do not add up to the number of tensors, or mix groups.
     """
-    if sum(counts) != len(order):
-        raise ValueError(
-            f"the explicit buckets hold {sum(counts)} tensors, but the model has {len(order)}"
-        )
-    buckets = []
-    start = 0
-    for place, count in enumerate(counts):
-        bucket = tuple(order[start : start + count])
-        groups = sorted({tensors[index].group for index in bucket})
+    ready = [tensors[index] for index in order]
+    buckets = Cutter(ready).cut(Cutting.of(configuration.values))
+    for number, bucket in enumerate(buckets if configuration.buckets else ()):
+        groups = sorted({ready[place].group for place in bucket.positions})
         if len(groups) > 1:
             raise ValueError(
-                f"explicit bucket {place} mixes tensors of {' and '.join(groups)}, which cannot "
+                f"explicit bucket {number} mixes tensors of {' and '.join(groups)}, which cannot "
                 "travel in one message"
             )
-        buckets.append(bucket)
-        start += count
-    return tuple(buckets)
+    return tuple(tuple(order[place] for place in bucket.positions) for bucket in buckets)
 
 
 def plan(
@@ -181,10 +131,7 @@ def plan(
     Raises:
         ValueError: its explicit buckets do not fit the tensors.
     """
-    if configuration.buckets:
-        partition = split(tensors, order, configuration.buckets)
-    else:
-        partition = cut(tensors, order, configuration)
+    partition = cut(tensors, order, configuration)
     return Layout(
         configuration=configuration,
         partition=partition,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_client.configuration import Configuration
-from bagua_client.knobs import KNOBS
+from bagua_wire.knobs import KNOBS
 
 configurations = st.builds(
     Configuration,

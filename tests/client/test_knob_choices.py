@@ -14,7 +14,7 @@ import torch.distributed as dist
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice, read_choices
-from bagua_client.knobs import KNOBS
+from bagua_wire.knobs import KNOBS
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 

@@ -18,11 +18,10 @@ PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
 TORCHS = {"torch_private"}
 THREADS = {"threads"}
-KNOBS = {"knobs", "knob_kinds"}
-KNOWN = {*KNOBS, "configuration", "configuration_file", "environment", "knob_choices", "layout"}
+KNOWN = {"configuration", "configuration_file", "environment", "knob_choices", "layout"}
 TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
 # What each folder, and each module beside the folders, may import of the others.
-BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *TORCHS}
+BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
 AGENT = {"guard", "service", "measuring", "reporter", *THREADS, *TUNABLE, *KNOWN, *TOLD}
@@ -32,20 +31,18 @@ LAYERS = {
     "torch_private": set[str](),
     "threads": set[str](),
     "compression": set[str](),
-    "knob_kinds": set[str](),
-    "knobs": {"knob_kinds"},
-    "configuration": KNOBS,
+    "configuration": set[str](),
     "layout": {"configuration"},
     "configuration_file": {"configuration", "layout"},
-    "knob_choices": {"configuration", *KNOBS},
+    "knob_choices": {"configuration"},
     "tuning": {"configuration"},
     "callbacks": {"tuning"},
     "result_line": {"tuning"},
     "announcement": set[str](),
     "profile": set[str](),
-    "communication": {"compression", "configuration", *THREADS, *KNOBS, *TORCHS},
+    "communication": {"compression", "configuration", *THREADS, *TORCHS},
     "algorithms": BUCKETS,
-    "environment": {"algorithms", "configuration", "knob_choices", *KNOBS},
+    "environment": {"algorithms", "configuration", "knob_choices"},
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
     "sharded": TUNABLE,

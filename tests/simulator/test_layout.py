@@ -47,7 +47,7 @@ def test_an_explicit_list_is_taken_as_it_is() -> None:
 
 
 def test_an_explicit_list_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds 3 tensors in 2 buckets"):
+    with pytest.raises(ValueError, match="hold 3 tensors, but the model has 4"):
         Layouts(make_tensors([1] * 4)).cut({"buckets": (1, 2)})
     mixed = Layouts(make_tensors([1] * 4, ("torch.float32", "torch.bfloat16")))
     with pytest.raises(ValueError, match="mixes groups"):

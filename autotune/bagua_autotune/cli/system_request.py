@@ -18,7 +18,7 @@ import click
 from bagua_autotune.cli.output import say_beside
 from bagua_autotune.cli.reader import database_url
 from bagua_autotune.model.characters import clean, visible
-from bagua_autotune.model.job import LONGEST_NAME, MOST_SAMPLES
+from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.model.job import Limits as ShownLimits
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import OtherSchema, StoreError
@@ -28,6 +28,7 @@ from bagua_autotune.system.running.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.session import Limits
 from bagua_autotune.system.settings.asked import Asked, Options, asked_settings
 from bagua_autotune.system.stored import About
+from bagua_wire.limits import MOST_SAMPLES
 
 DEFAULT_STEPS = 30
 # What a search is the same by: all but where it is kept, and what is done with its result.

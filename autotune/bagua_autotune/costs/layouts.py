@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Kind
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Bucket, Cutter, Cutting, Tensor
+from bagua_autotune.model.layout import Tensor
+from bagua_wire.cutting import Bucket, Cutter, Cutting
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -30,8 +30,8 @@ from bagua_autotune.model.knobs import (
     WAYS_KNOB,
     Configuration,
 )
-from bagua_autotune.model.layout import Cutting
 from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
+from bagua_wire.cutting import Cutting
 
 BYTES_OF_16_BITS, BYTES_OF_8_BITS = 2.0, 1 + 8 / 1024
 """Of an element; 1,024 numbers in 8 bits share two bounds of 4 bytes."""

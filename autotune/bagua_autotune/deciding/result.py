@@ -27,13 +27,13 @@ from bagua_autotune.model.reasons import (
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.model.text import (
     describe,
-    describe_bytes,
     describe_count,
     describe_memory,
     describe_speedup,
     is_unused,
 )
 from bagua_autotune.store.observations import Steps
+from bagua_wire.knob_kinds import describe_bytes
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.team import TeamName
 from bagua_autotune.model.view import Moment
+from bagua_wire import limits
 
 # By which a job's ranks speak: Bagua's own, or this project's. Of a search with whole runs (system)
 # there are none: its runs are timed by their steps, or have a score of their own.
@@ -61,8 +62,6 @@ CONTACT_SECONDS = 30.0
 
 # Every candidate is looked at in every decision.
 MOST_COMBINATIONS = 10_000
-# A decision from so many trials takes a second; its time grows with their cube.
-MOST_SAMPLES = 500
 MOST_TENSORS = 100_000
 MOST_KNOBS = 16
 MOST_SOFTWARE = 64
@@ -87,11 +86,11 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
-    trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
-    warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
-    remaining_steps: int = Field(default=10_000, ge=1, le=10**9)
-    max_rounds: int = Field(default=10, ge=1, le=1000)
+    max_samples: int = Field(default=limits.SAMPLES, ge=1, le=limits.MOST_SAMPLES)
+    trial_seconds: float = Field(default=limits.TRIAL_SECONDS, gt=0, le=86_400)
+    warmup_seconds: float = Field(default=limits.WARMUP_SECONDS, ge=0, le=86_400)
+    remaining_steps: int = Field(default=limits.REMAINING_STEPS, ge=1, le=limits.MOST_STEPS)
+    max_rounds: int = Field(default=limits.ROUNDS, ge=1, le=limits.MOST_ROUNDS)
     max_seconds: float | None = Field(default=None, gt=0, le=10**9)
 
 

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from bagua_autotune.model.characters import printable
+from bagua_wire.knobs import KNOBS
 
 Value = int | str | tuple[int, ...]
 Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
@@ -39,26 +40,12 @@ PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
 SCATTER_GROUP_KNOB = "scatter_group"
 NODE_COPY_KNOB = "node_copy"
-SHARDED_KNOBS = (
-    "kept_units",
-    "prefetch",
-    SCATTER_GROUP_KNOB,
-    "scatter_buffers",
-    NODE_COPY_KNOB,
-)
+SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
 PREFETCH_BYTES_KNOB = "prefetch_bytes"
 """Of DeepSpeed's ZeRO, stage 3."""
 COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
-LOSSLESS_KNOBS = (
-    BUCKET_KNOB,
-    WAYS_KNOB,
-    CHANNELS_KNOB,
-    PARTITION_KNOB,
-    *EDGE_KNOBS,
-    *SHARDED_KNOBS,
-    PREFETCH_BYTES_KNOB,
-)
+LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
 MEMORY_KNOBS = (
     BUCKET_KNOB,

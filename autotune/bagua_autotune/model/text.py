@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from bagua_wire.knob_kinds import Knob, OneOf, describe_bytes
+from bagua_wire.knobs import KNOBS
+
 if TYPE_CHECKING:
     from bagua_autotune.model.knobs import Value
 
 
 class KnobWords(NamedTuple):
-    """How a knob reads: here as in the client's own list, its knobs.py.
+    """How a knob reads.
 
     Attributes:
         name: what people call it.
@@ -26,32 +29,18 @@ class KnobWords(NamedTuple):
     values: Mapping[str, str] = {}
 
 
-KNOB_WORDS: Mapping[str, KnobWords] = {
-    "bucket_bytes": KnobWords("bucket size", "bucket {}"),
-    "hierarchical": KnobWords(
-        "hierarchical reduce",
-        "{}",
-        values={"off": "flat", "leaders": "hierarchical", "shards": "hierarchical (sharded)"},
-    ),
-    "channels": KnobWords("channels", "{} channels", (1,)),
-    "first_bucket_bytes": KnobWords("first bucket", "first bucket {}", (0,)),
-    "last_bucket_bytes": KnobWords("last bucket", "last bucket {}", (0,)),
-    "buckets": KnobWords("explicit buckets", "{}", ((),)),
-    "wire_precision": KnobWords(
-        "wire precision", "{} on the wire (changes the numbers)", ("as_is",)
-    ),
-    "algorithm": KnobWords(
-        "algorithm", "algorithm {} (changes the numbers)", ("gradient_allreduce",)
-    ),
-    "kept_units": KnobWords("kept units", "{} units kept", (0,)),
-    "prefetch": KnobWords("prefetch", "prefetch {}", (0,)),
-    "scatter_group": KnobWords(
-        "scatter group", "{}", ("shared",), {"own": "gradients on a group of their own"}
-    ),
-    "scatter_buffers": KnobWords("scatter buffers", "{} scatter buffers", (1,)),
-    "node_copy": KnobWords("node copy", "{}", ("off",), {"on": "a copy in each node"}),
-    "prefetch_bytes": KnobWords("gathered ahead", "{} gathered ahead", (0,)),
-}
+def _words(knob: Knob) -> KnobWords:
+    """Those of one that the client has."""
+    unused = () if knob.name in ALWAYS_TOLD else (OF_THE_JOB.get(knob.name, knob.default),)
+    named = knob.kind.in_words if isinstance(knob.kind, OneOf) else {}
+    values = {str(value): words for value, words in named.items()}
+    return KnobWords(knob.title, knob.sentence, unused, values)
+
+
+ALWAYS_TOLD = ("bucket_bytes", "hierarchical")
+OF_THE_JOB = {"algorithm": "gradient_allreduce"}
+"""What the service takes for the default where the client says that the job has one of its own."""
+KNOB_WORDS: Mapping[str, KnobWords] = {name: _words(knob) for name, knob in KNOBS.items()}
 NOT_SET = "not set"
 """Of a setting of a command."""
 # With these values a knob that no words are known for is taken not to be in use.
@@ -60,15 +49,6 @@ KNOB_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """All others are settings, and read as on a command line."""
 # An explicit list of buckets makes these meaningless.
 SIZES = ("bucket_bytes", "first_bucket_bytes", "last_bucket_bytes")
-
-
-def describe_bytes(size_bytes: float) -> str:
-    """A size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
-    for unit in ("B", "KiB", "MiB"):
-        if round(size_bytes) < 1024:
-            return f"{_short(size_bytes)} {unit}"
-        size_bytes /= 1024
-    return f"{_short(size_bytes)} GiB"
 
 
 def describe_memory(size_bytes: float, device_bytes: float) -> str:

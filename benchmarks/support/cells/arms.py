@@ -121,7 +121,7 @@ def sweep_arms(cell: Cell, effort: Effort) -> list[Arm]:
     for way in ways:
         for size, channels in swept:
             configuration = Configuration(size, way, channels)
-            name = f"{WAYS[way]} {size_in_words(size)}"
+            name = f"{WAYS[way]} {describe_bytes(size)}"
             name += f", {channels} channels" if channels > 1 else ""
             arms.append(ours(name, configuration.to_json()))
     return arms
@@ -137,6 +137,6 @@ def is_swept(arm: Arm) -> bool:
     return arm["kind"] == "ours" and arm["name"] not in (TUNED, TUNED_ALLOWED)
 
 
-def size_in_words(size_bytes: int) -> str:
+def describe_bytes(size_bytes: int) -> str:
     """``128 KiB``, ``5 MiB``."""
     return f"{size_bytes // MIB} MiB" if size_bytes >= MIB else f"{size_bytes // KIB} KiB"

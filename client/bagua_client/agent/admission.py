@@ -28,12 +28,12 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.knobs import KNOBS
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
+from bagua_wire.knobs import KNOBS
 
 logger = logging.getLogger(__name__)
 

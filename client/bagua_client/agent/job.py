@@ -19,9 +19,9 @@ import torch.distributed as dist
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.knob_kinds import Value
-from bagua_client.knobs import ALLOWED_WORDS
 from bagua_client.tunable.tunable import Tunable
+from bagua_wire.knob_kinds import Value
+from bagua_wire.knobs import ALLOWED_WORDS
 
 logger = logging.getLogger(__name__)
 

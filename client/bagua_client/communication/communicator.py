@@ -21,8 +21,8 @@ from bagua_client.communication.operations import (
 )
 from bagua_client.communication.topology import discover
 from bagua_client.configuration import Configuration
-from bagua_client.knobs import CHANNELS_VALUES
 from bagua_client.torch_private import groups as torch_groups
+from bagua_wire.knobs import CHANNELS_VALUES
 
 
 @dataclass(frozen=True)

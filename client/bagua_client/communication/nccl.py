@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from bagua_client.knobs import CHANNELS_VALUES
 from bagua_client.torch_private import groups as torch_groups
+from bagua_wire.knobs import CHANNELS_VALUES
 
 GROUPS_BY_NODE = 3
 """Groups of each channel: inside the node, across nodes, and inside the node again."""

@@ -23,7 +23,6 @@ from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.start import Start
 from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
-from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,
     configuration_of,
@@ -43,6 +42,7 @@ from bagua_client.torch_private.sharded import is_sharded
 from bagua_client.torch_private.wrapper import WithMoments, is_composed, signature_of_wrapper
 from bagua_client.tunable.looks import NotTuned, a_look, seen
 from bagua_client.zero.buckets import is_engine
+from bagua_wire.knobs import MIB
 
 logger = logging.getLogger(__name__)
 

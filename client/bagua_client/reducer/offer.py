@@ -11,14 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.knob_kinds import Value
-from bagua_client.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 from bagua_client.torch_private.wrapper import knows_parameters
 from bagua_client.tunable.looks import a_look
+from bagua_wire.knob_kinds import Value
+from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 
 KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62

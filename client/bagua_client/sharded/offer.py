@@ -11,14 +11,14 @@ import torch.distributed as dist
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.knob_kinds import Value
-from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.looks import a_look
+from bagua_wire.knob_kinds import Value
+from bagua_wire.knobs import CHANNELS_VALUES, KNOBS
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.knob_kinds import Value
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.timeline import Timeline
+from bagua_wire.knob_kinds import Value
 
 
 class Offer(Protocol):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.knob_kinds import Value
-from bagua_client.knobs import BUCKET_SIZES
 from bagua_client.zero.buckets import Buckets, Sizes
+from bagua_wire.knob_kinds import Value
+from bagua_wire.knobs import BUCKET_SIZES
 
 AHEAD = (1 / 16, 1 / 4, 4, 16)
 """What is tried as gathered ahead, beside none, in terms of what the training has set."""

@@ -14,7 +14,8 @@ from bagua_autotune.model.knobs import (
     Value,
     check_configuration,
 )
-from bagua_autotune.model.text import describe, describe_bytes
+from bagua_autotune.model.text import describe
+from bagua_wire.knob_kinds import describe_bytes
 
 SPACE = {
     "bucket_bytes": LogInteger(low=65536, high=2**30),

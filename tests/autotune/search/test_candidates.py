@@ -16,8 +16,9 @@ from bagua_autotune.model.knobs import (
     Space,
     check_configuration,
 )
-from bagua_autotune.model.layout import Cutter, Cutting, Tensor
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
+from bagua_wire.cutting import Cutter, Cutting
 from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()

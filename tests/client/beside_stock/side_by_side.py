@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.knobs import MIB
 from bagua_client.torch_private import reducer as torchs
+from bagua_wire.knobs import MIB
 from tests.client import comparison
 
 Recuts = Sequence[Configuration]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from bagua_client import Configuration
-from bagua_client.knobs import MIB
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.merged_units import why_not
+from bagua_wire.knobs import MIB
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.beside_stock import situations as they
 from tests.client.beside_stock.conftest import RUN_SECONDS

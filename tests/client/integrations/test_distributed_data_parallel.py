@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel, tune
-from bagua_client.knobs import MIB
+from bagua_wire.knobs import MIB
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 

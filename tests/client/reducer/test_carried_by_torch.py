@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.utils.checkpoint import checkpoint
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.knobs import MIB
 from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_wire.knobs import MIB
 from tests.ranks import RankPool
 
 WIDTH = 32

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_client import Configuration
-from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.reducer import carrier
+from bagua_wire.knobs import CHANNELS_VALUES, KNOBS
 from tests.client.comparison import Summands, difference, pair
 from tests.client.setting import Setting
 from tests.ranks import RankPool

@@ -12,7 +12,7 @@ import click
 from bagua_autotune.cli.asked import counts, every, several, simulators_of
 from bagua_autotune.cli.compared import show_comparison
 from bagua_autotune.cli.output import print_table, say, times
-from bagua_autotune.model.text import describe, describe_bytes, describe_knob
+from bagua_autotune.model.text import describe, describe_knob
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.algorithms.comparison import compare
 from bagua_simulator.measured.recorded import RecordError
@@ -25,6 +25,7 @@ from bagua_simulator.units import (
     parse_duration,
 )
 from bagua_simulator.workloads import CATALOG
+from bagua_wire.knob_kinds import describe_bytes
 
 
 @click.command()

@@ -12,11 +12,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.sqlite import remote_kind
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION, JobRow
 from bagua_autotune.store.errors import UnknownJob, remedy
+from bagua_wire.knob_kinds import describe_bytes
 
 MOST_ERRORS_TOLD = 10
 # With less, a large report or a migration may not fit.

@@ -12,6 +12,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from bagua_client.compat.bagua_define import BaguaCoreTelemetrySpan, TensorDeclaration
+from bagua_wire import limits
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -41,7 +42,7 @@ class AutotuneService:
         self,
         world_size: int,
         autotune_level: int = 0,
-        max_samples: int = 60,
+        max_samples: int = limits.SAMPLES,
         sampling_confidence_time_s: float = 5.0,
         warmup_time_s: float = 30.0,
         is_output_autotune_log: bool = False,

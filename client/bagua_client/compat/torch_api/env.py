@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from bagua_wire import limits
+
 
 def get_world_size() -> int:
     """Return how many processes the job has; 1 where no launcher tells."""
@@ -60,7 +62,7 @@ def get_autotune_level() -> int:
 
 def get_autotune_max_samples() -> int:
     """Return the most trials that a tuning makes."""
-    return int(os.environ.get("BAGUA_AUTOTUNE_MAX_SAMPLES", 60))
+    return int(os.environ.get("BAGUA_AUTOTUNE_MAX_SAMPLES", limits.SAMPLES))
 
 
 def get_autotune_sampling_confidence_time_s() -> float:

@@ -20,9 +20,9 @@ from bagua_client.compat.torch_api.tensor import keeps_gradient
 from bagua_client.compat.torch_api.trained import Trained
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.knobs import MIB
 from bagua_client.layout import Partition, cut, describe
 from bagua_client.torch_private.reducer import GradBucket
+from bagua_wire.knobs import MIB
 
 BUCKET_BYTES = 10 * MIB
 """The size of Bagua's buckets, unless BAGUA_DEFAULT_BUCKET_SIZE is set."""

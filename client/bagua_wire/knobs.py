@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from bagua_client.knob_kinds import Counts, Knob, Name, Number, OneOf, Size, SizeRange, knob
+from bagua_wire.knob_kinds import Counts, Knob, Name, Number, OneOf, Size, SizeRange, knob
 
 MIB = 1024 * 1024
 DEFAULT_BUCKET_BYTES = 25 * MIB
@@ -62,7 +62,12 @@ class Knobs:
     """
 
     bucket_bytes: int = knob(
-        DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True, models=EVERY
+        DEFAULT_BUCKET_BYTES,
+        BUCKET_SIZES,
+        "bucket {}",
+        cuts=True,
+        models=EVERY,
+        title="bucket size",
     )
     hierarchical: str = knob(
         "off",
@@ -72,11 +77,16 @@ class Knobs:
         ),
         "{}",
         models=BOTH,
+        title="hierarchical reduce",
     )
     channels: int = knob(1, OneOf(CHANNELS_VALUES), "{} channels", models=BOTH)
-    first_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "first bucket {}", cuts=True)
-    last_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "last bucket {}", cuts=True)
-    buckets: tuple[int, ...] = knob((), Counts(), "{}", cuts=True)
+    first_bucket_bytes: int = knob(
+        0, Size(EDGE_BUCKET_BYTES), "first bucket {}", cuts=True, title="first bucket"
+    )
+    last_bucket_bytes: int = knob(
+        0, Size(EDGE_BUCKET_BYTES), "last bucket {}", cuts=True, title="last bucket"
+    )
+    buckets: tuple[int, ...] = knob((), Counts(), "{}", cuts=True, title="explicit buckets")
     wire_precision: str = knob(
         "as_is",
         OneOf(("as_is", "bf16", "fp16"), aliases={"bfloat16": "bf16", "float16": "fp16"}),
@@ -100,7 +110,9 @@ class Knobs:
         "{}",
         models=SHARDED,
     )
-    prefetch_bytes: int = knob(0, Size((0,)), "{} gathered ahead", models=ZERO)
+    prefetch_bytes: int = knob(
+        0, Size((0,)), "{} gathered ahead", models=ZERO, title="gathered ahead"
+    )
 
 
 KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}

@@ -53,6 +53,7 @@ class Knob:
         name: in configurations, in files, and on the wire.
         default: the value with which it does nothing.
         kind: the values that it can have.
+        title: what people call it; empty: its name.
         phrase: how a configuration tells it, with ``{}`` for the value; empty: its name and value.
         cuts: it says how buckets are cut; the others say how they travel.
         changes_numbers: it changes what the model learns by more than the order in which sums are
@@ -68,6 +69,10 @@ class Knob:
     cuts: bool
     changes_numbers: bool
     models: tuple[str, ...]
+    title: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name.replace("_", " "))
 
     @property
     def may_say(self) -> str:
@@ -78,11 +83,15 @@ class Knob:
         """The values that BAGUA_AUTOTUNE_KNOBS chose; empty if it may not say that."""
         return self.kind.read(said) if self.may_say else ()
 
+    @property
+    def sentence(self) -> str:
+        """What a configuration says of it, with ``{}`` for the value."""
+        note = " (changes the numbers)" * self.changes_numbers
+        return (self.phrase or f"{self.title} {{}}") + note
+
     def told(self, value: Any) -> str:
         """The value in words, as a part of a configuration."""
-        phrase = self.phrase or f"{self.name.replace('_', ' ')} {{}}"
-        note = " (changes the numbers)" * self.changes_numbers
-        return phrase.format(self.kind.words(value)) + note
+        return self.sentence.format(self.kind.words(value))
 
 
 def knob(
@@ -93,6 +102,7 @@ def knob(
     cuts: bool = False,
     changes_numbers: bool = False,
     models: tuple[str, ...] = ("replicated",),
+    title: str = "",
 ) -> T:
     """An entry; its arguments are the attributes of :class:`Knob`."""
     return field(
@@ -103,6 +113,7 @@ def knob(
             "cuts": cuts,
             "changes_numbers": changes_numbers,
             "models": models,
+            "title": title,
         },
     )
 
@@ -153,7 +164,7 @@ class Size:
         return check_number(name, value, at_least=0)
 
     def words(self, value: Any) -> str:
-        return size_in_words(value)
+        return describe_bytes(value)
 
     def read(self, said: str) -> tuple[Value, ...]:
         return _all_known([_size(word) for word in said.split("/")])
@@ -173,7 +184,7 @@ class SizeRange:
         return check_number(name, value, at_least=1)
 
     def words(self, value: Any) -> str:
-        return size_in_words(value)
+        return describe_bytes(value)
 
     def read(self, said: str) -> tuple[Value, ...]:
         return _all_known([_size(word) or None for word in said.split("..", 1)])
@@ -247,10 +258,8 @@ def check_number(name: str, value: Any, at_least: int) -> int:
     return value
 
 
-def size_in_words(size_bytes: float) -> str:
-    """Write a size with three significant digits, as the service does: ``4 MiB``, ``90.5 KiB``,
-    ``512 B``.
-    """
+def describe_bytes(size_bytes: float) -> str:
+    """Write a size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if unit == "GiB" or round(size_bytes) < 1024:
             break
