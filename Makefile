@@ -118,7 +118,7 @@ docs: $(STAMP) ## Build the documentation's site into build/docs; a warning is a
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --builder html docs build/docs
 	@echo "build/docs/index.html"
 
-bench: $(STAMP) ## List the benchmarks, or run one: make bench NAME=reducer ARGS=...
+bench: $(STAMP) ## List the benchmarks, or run one: make bench NAME=search ARGS=...
 ifdef NAME
 	$(BIN)/python benchmarks/$(NAME).py $(ARGS)
 else
