@@ -115,7 +115,7 @@ def main() -> None:
     proxy = troubled.proxy
     print(f"troubles: {dict(troubled.troubles)}")
     print(f"faults in {proxy.requests} requests: {dict(proxy.faults)}")
-    is_right = show(ended, books, {})
+    is_right = show(ended, books)
     if options.json:
         content = {
             "options": {name: str(value) for name, value in vars(options).items()},

@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.store import Store
-from benchmarks.support.garbage import TENSORS, V1, Request, requests
+from tests.autotune.api.garbage import TENSORS, V1, Request, requests
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import registration, stored_jobs
 

@@ -31,8 +31,8 @@ from benchmarks.support.noise import figures as noise_figures
 from benchmarks.support.noise import tunings as noisy
 from benchmarks.support.noise.rivals import RIVALS
 from benchmarks.support.searches import bagua_optimizer
-from benchmarks.support.simulated_job import SimulatedJob, truth
 from benchmarks.support.tuning_figures import FIGURES, Row
+from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
 

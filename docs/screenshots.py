@@ -27,8 +27,8 @@ from bagua_simulator import Simulator
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workloads import load
-from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.server import ServeProcess
+from tests.autotune.simulated_job import SimulatedJob
 from tests.browser import launched
 
 IMAGES = Path(__file__).parent / "images"

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,21 +15,6 @@ from typing import Any
 import torch
 
 RESAMPLES = 2000
-
-
-def in_turns(
-    first: Callable[[], float], second: Callable[[], float], pairs: int
-) -> tuple[list[float], list[float]]:
-    """Measure both ``pairs`` times, one right after the other; who goes first alternates."""
-    firsts, seconds = [], []
-    for pair in range(pairs):
-        if pair % 2:
-            seconds.append(second())
-            firsts.append(first())
-        else:
-            firsts.append(first())
-            seconds.append(second())
-    return firsts, seconds
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,10 @@
-"""The models of the benchmarks: gradient lists without the computing, and real ones for a GPU."""
+"""The models that compute on a GPU."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from bagua_simulator.workloads import architecture
-
-Shape = tuple[int, ...]
-
-
-def shapes(name: str) -> list[Shape]:
-    """Of all parameters of a model that the simulator knows."""
-    return [shape for layer in architecture(name).layers for _, shape in layer.parameters]
-
-
-class _GiveGradient(torch.autograd.Function):
-    """Passes a value through; in the backward pass gives the parameter a gradient of its size."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(parameter)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        (parameter,) = ctx.saved_tensors
-        return gradient, torch.full_like(parameter, 1e-3)
-
-
-class GradientList(nn.Module):
-    """Parameters of the given shapes; gradients come one by one, the last parameter's first.
-
-    Args:
-        like: share this one's memory: values do not matter, only gradients do.
-    """
-
-    def __init__(self, shapes: list[Shape], like: GradientList | None = None) -> None:
-        super().__init__()
-        self.values = nn.ParameterList(
-            torch.zeros(shape) if like is None else like.values[index].detach()
-            for index, shape in enumerate(shapes)
-        )
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for parameter in self.values:
-            value = _GiveGradient.apply(value, parameter)
-        return value
 
 
 class _Bottleneck(nn.Module):

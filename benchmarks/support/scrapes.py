@@ -20,7 +20,7 @@ from bagua_simulator.workloads import load
 from benchmarks.support.load import Connection
 from benchmarks.support.one_process import report_content
 from benchmarks.support.serving import register, serving
-from benchmarks.support.simulated_job import SimulatedJob
+from tests.autotune.simulated_job import SimulatedJob
 
 MOST_SCRAPE_MS = 200.0
 DAY_SECONDS = 86_400.0

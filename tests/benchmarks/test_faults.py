@@ -44,7 +44,7 @@ def test_each_fault_is_what_it_says_and_the_books_are_right(
 ) -> None:
     port, database = service
     monkeypatch.setattr(module, "LONGEST_DELAY_SECONDS", 0.01)
-    with FaultyProxy([port], seed=1, every=1) as proxy:
+    with FaultyProxy(port, seed=1, every=1) as proxy:
         url = f"{proxy.url}/api/v2/jobs/job"
         monkeypatch.setattr(module, "FAULTS", ("",))
         assert requests.put(url, json=registration(), timeout=30).ok
@@ -72,7 +72,7 @@ def test_each_fault_is_what_it_says_and_the_books_are_right(
 def test_the_same_seed_makes_the_same_faults() -> None:
     made = []
     for _ in range(2):
-        proxy = FaultyProxy([1], seed=5)
+        proxy = FaultyProxy(1, seed=5)
         made.append([proxy.next_fault() for _ in range(300)])
         proxy._server.server_close()
     assert made[0] == made[1]

@@ -28,7 +28,7 @@ from benchmarks.support.noise.weather import (
     Climate,
     Weather,
 )
-from benchmarks.support.simulated_job import truth
+from tests.autotune.simulated_job import truth
 
 pytestmark = pytest.mark.slow
 

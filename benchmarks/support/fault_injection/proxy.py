@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import random
 import threading
@@ -34,27 +33,23 @@ class FaultyProxy:
     """Context manager: passes requests on to the service, well or badly.
 
     Args:
-        service_ports: on this machine; of several replicas each has its turn, and one that does
-            not listen is passed over.
+        service_port: on this machine.
         seed: decides which fault comes when, by the order in which requests come.
-        every: so many requests one has a fault; 0: none has.
+        every: so many requests one has a fault.
 
     Attributes:
         is_cut: while set nothing is passed on; connections hang and then break.
         faults: how often each was made.
-        statuses: how often each was answered.
         acknowledged: reports whose answers were handed over whole.
     """
 
-    def __init__(self, service_ports: list[int], seed: int, every: int = EVERY) -> None:
+    def __init__(self, service_port: int, seed: int, every: int = EVERY) -> None:
         self.is_cut = threading.Event()
         self.faults: Counter[str] = Counter()
-        self.statuses: Counter[int] = Counter()
         self.acknowledged: list[Report] = []
         self.requests = 0
-        self._service_ports = service_ports
+        self._service_port = service_port
         self._every = every
-        self._turns = itertools.count()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -78,15 +73,11 @@ class FaultyProxy:
         """Of the next request, and a number below 1 to carry it out with; mostly none."""
         with self._lock:
             self.requests += 1
-            if not self._every or self.requests % self._every:
+            if self.requests % self._every:
                 return "", 0.0
             fault, number = self._random.choice(FAULTS), self._random.random()
             self.faults[fault] += 1
             return fault, number
-
-    def count(self, status: int) -> None:
-        with self._lock:
-            self.statuses[status] += 1
 
     def acknowledge(self, path: str, body: bytes) -> None:
         """The answer was handed over."""
@@ -98,12 +89,15 @@ class FaultyProxy:
 
     def pass_on(self, request: _Request) -> tuple[int, Sequence[tuple[str, str]], bytes]:
         """Status, headers and body of the service's answer. Raises OSError, HTTPException."""
-        first = next(self._turns) % len(self._service_ports)
-        *others, last = self._service_ports[first:] + self._service_ports[:first]
-        for port in others:
-            with suppress(ConnectionRefusedError):
-                return _ask(port, request)
-        return _ask(last, request)
+        service = http.client.HTTPConnection(
+            "127.0.0.1", self._service_port, timeout=PATIENCE_SECONDS
+        )
+        try:
+            service.request(request.method, request.path, request.body, request.headers)
+            response = service.getresponse()
+            return response.status, response.getheaders(), response.read()
+        finally:
+            service.close()
 
 
 class _Request(NamedTuple):
@@ -111,16 +105,6 @@ class _Request(NamedTuple):
     path: str
     body: bytes
     headers: dict[str, str]
-
-
-def _ask(port: int, request: _Request) -> tuple[int, Sequence[tuple[str, str]], bytes]:
-    service = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
-    try:
-        service.request(request.method, request.path, request.body, request.headers)
-        response = service.getresponse()
-        return response.status, response.getheaders(), response.read()
-    finally:
-        service.close()
 
 
 class _Server(ThreadingHTTPServer):
@@ -167,7 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
                 status, headers, content = self.proxy.pass_on(sent)
         except (OSError, http.client.HTTPException):
             status, headers, content = 502, [], b'{"detail": "no service behind this proxy"}'
-        self.proxy.count(status)
         if fault == "repeat late":
             threading.Timer(number * LONGEST_DELAY_SECONDS, self._repeat, [request]).start()
         self._hand_over(fault, status, headers, content)

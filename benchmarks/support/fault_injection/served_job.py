@@ -19,7 +19,7 @@ from bagua_client.measuring.profiler import Recording
 from bagua_client.profile import BucketTiming, Profile
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
-from benchmarks.support.simulated_job import SWITCH_STEPS, SimulatedJob
+from tests.autotune.simulated_job import SWITCH_STEPS, SimulatedJob
 
 PAUSE_SECONDS = 0.002
 """Of a step, that the reporter may come in between."""

@@ -6,10 +6,8 @@ import random
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks.testbed.job import free_port
 from tests.autotune.server import ServeProcess
@@ -21,28 +19,31 @@ QUIET_SECONDS = 2.0, 6.0
 QUIET_STARTS = 2.0
 """After so many times what a start takes: on a slow machine the service would only be started."""
 TROUBLE_SECONDS = 0.5, 3.0
-Own = TypeVar("Own", bound="Troubled")
 
 
-class Troubled(ABC):
-    """Context manager: what is behind a proxy is in trouble until the block ends.
+class TroubledService:
+    """Context manager: ``bagua-autotune serve`` behind a faulty proxy is killed, restarted, frozen
+    and cut off until the block ends.
 
     Args:
-        proxy: where jobs find it.
         seed: decides which trouble comes when, and for how long.
 
     Attributes:
+        proxy: where jobs find it.
         troubles: how often it had each.
     """
 
-    def __init__(self, proxy: FaultyProxy, seed: int) -> None:
-        self.proxy = proxy
+    def __init__(self, database: Path, seed: int) -> None:
+        self._database = database
+        self._port = free_port()
+        self._service = self._start()
+        self.proxy = FaultyProxy(self._port, seed)
         self.troubles: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._trouble)
 
-    def __enter__(self: Own) -> Own:
+    def __enter__(self) -> TroubledService:
         self.proxy.__enter__()
         self._thread.start()
         return self
@@ -50,27 +51,6 @@ class Troubled(ABC):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self._end()
-
-    @abstractmethod
-    def _trouble(self) -> None:
-        """Make trouble until it is over."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """End the proxy, and what is behind it."""
-
-
-class TroubledService(Troubled):
-    """``bagua-autotune serve`` behind a faulty proxy, killed, restarted, frozen and cut off."""
-
-    def __init__(self, database: Path, seed: int) -> None:
-        self._database = database
-        self._port = free_port()
-        self._service = self._start()
-        super().__init__(FaultyProxy([self._port], seed), seed)
-
-    def _end(self) -> None:
         self.proxy.__exit__(None, None, None)
         self._service.stop()
         self._service.__exit__(None, None, None)

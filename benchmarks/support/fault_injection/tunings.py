@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
 from bagua_simulator import cases
 from benchmarks.support.harness import print_table
-from benchmarks.support.simulated_job import truth
+from tests.autotune.simulated_job import truth
 
 from .books import Books
-from .served_job import PAUSE_SECONDS, Lines, ReportingTuner, ServedJob
+from .served_job import Lines, ReportingTuner, ServedJob
 
 MOST_SECONDS = 600.0
 LONGEST_CALL_SECONDS = 1.0
@@ -28,12 +28,11 @@ PRELOADED = ["bagua_client.reporter.reporter", "bagua_simulator", "bagua_autotun
 
 @dataclass(frozen=True)
 class Setting:
-    """One tuning; ``pause_seconds``: of each step, beside what it costs to simulate it."""
+    """One tuning."""
 
     number: int
     seed: int
     url: str
-    pause_seconds: float = PAUSE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,7 @@ def tune(setting: Setting) -> Ended:
     began = time.monotonic()
     seed = 1000 * setting.seed + setting.number
     tuner = ReportingTuner(setting.url, SERVER_WAIT_SECONDS)
-    job = ServedJob(
-        *(tuner, problem.simulator, "job", seed),
-        fingerprint=str(seed),
-        pause_seconds=setting.pause_seconds,
-    )
+    job = ServedJob(tuner, problem.simulator, "job", seed, fingerprint=str(seed))
     while not job.is_finished and time.monotonic() - began < MOST_SECONDS:
         job.run(1)
     seconds = time.monotonic() - began
@@ -117,12 +112,8 @@ def last_words(lines: Sequence[str]) -> str:
     return (told or lines or [""])[-1].partition("autotune")[2].lstrip(": ")
 
 
-def show(ended: Sequence[Ended], books: Books, others: Mapping[str, int]) -> bool:
-    """Print what became of each and of all; whether all is right.
-
-    Args:
-        others: further figures.
-    """
+def show(ended: Sequence[Ended], books: Books) -> bool:
+    """Print what became of each and of all; whether all is right."""
     rows = [
         (
             str(each.number),
@@ -146,7 +137,6 @@ def show(ended: Sequence[Ended], books: Books, others: Mapping[str, int]) -> boo
         "acknowledged reports": books.acknowledged,
         "acknowledged and lost": len(books.lost),
         "damage to the store": len(books.damage),
-        **others,
     }
     print_table(("figure", ""), [(name, str(value)) for name, value in figures.items()])
     for line in itertools.islice([*books.lost, *books.damage], 20):

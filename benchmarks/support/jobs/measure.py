@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
+from bagua_client.reducer.tunable_reducer import TunableReducer
 from benchmarks.support.cells.arms import Effort
 from benchmarks.support.cells.cell import Cell
 from benchmarks.support.cells.occupancy import of_trace
@@ -57,7 +58,6 @@ from benchmarks.support.cells.results.selection import run_off_arms
 from benchmarks.support.cells.results.spread import spread
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
 from benchmarks.support.jobs.traced import traced
-from benchmarks.support.recut import hooked, recut
 from benchmarks.support.workloads import training
 from benchmarks.support.workloads.training import Training
 
@@ -121,6 +121,40 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
         else:
             raise ValueError(f"arm {spec['name']}: there is no kind {spec['kind']}")
     return arms
+
+
+def hooked(wrapped: DistributedDataParallel) -> TunableReducer:
+    """What is re-cut of ``wrapped``, observed in detail. All ranks must call it together, between
+    two steps."""
+    wrapped.reconfigure(wrapped.configuration)
+    tunable = wrapped._tunable  # nothing public leads there
+    assert tunable is not None
+    tunable.attach()
+    return tunable
+
+
+def recut(
+    wrapped: DistributedDataParallel,
+    configuration: Configuration,
+    step: Callable[[], object],
+) -> int:
+    """Put ``configuration`` into force and make steps until torch has cut the buckets for good.
+
+    Returns:
+        How many steps that were.
+
+    Raises:
+        RuntimeError: the model cannot run under it.
+    """
+    if not wrapped.reconfigure(configuration):
+        raise RuntimeError(f"the model cannot run under {configuration}")
+    tunable = wrapped._tunable
+    assert tunable is not None
+    steps = 0
+    while not tunable.is_settled:
+        step()
+        steps += 1
+    return steps
 
 
 def bf16_over_gloo(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

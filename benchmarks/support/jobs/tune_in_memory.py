@@ -31,8 +31,8 @@ from bagua_client import tune
 from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from benchmarks.support.jobs.rank import TimedSteps, run, slowest, write
-from benchmarks.support.scripted_memory import ScriptedMemory
 from benchmarks.support.workloads import training
+from tests.client.scripted_memory import ScriptedMemory
 
 SHARE = 0.9
 ROOM = 1.05

@@ -15,7 +15,7 @@ from bagua_simulator import Simulator
 from benchmarks.support.noise.drawn import drawn_case
 from benchmarks.support.noise.unseen import Case, cases
 from benchmarks.support.noise.weather import Climate, Weather
-from benchmarks.support.simulated_job import SimulatedJob, truth
+from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
 # A job that keeps what is slower than its default by more than this was made worse.

@@ -21,7 +21,7 @@ from benchmarks.support.noise.weather import Climate, Weather
 from benchmarks.support.searches.engines import ENGINES, Engine
 from benchmarks.support.searches.landscape import Landscape, Measurement
 from benchmarks.support.searches.skopt_gp import SkoptEngine
-from benchmarks.support.simulated_job import KNOBS, SWITCH_STEPS
+from tests.autotune.simulated_job import KNOBS, SWITCH_STEPS
 
 SWITCH_COSTS_STEPS = SWITCH_STEPS + DROPPED_STEPS
 VISIT_STEPS = 5

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from benchmarks.support.garbage import TENSORS, Request, requests
 from tests.autotune.api.driving import settle
+from tests.autotune.api.garbage import TENSORS, Request, requests
 from tests.autotune.support import registration
 
 

@@ -13,7 +13,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator.sharded import ShardedSimulator
-from benchmarks.support.simulated_job import SimulatedJob, truth
+from tests.autotune.simulated_job import SimulatedJob, truth
 from tests.simulator.test_sharded import LAYERS, made
 
 KNOBS = ("bucket_bytes", "channels", "kept_units", "prefetch", "scatter_group")

@@ -16,9 +16,9 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
-from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
 from tests.autotune.earlier.test_restart import RESIZED, smaller
+from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_gone import run

@@ -16,7 +16,7 @@ from bagua_autotune.model.reasons import NOT_SHOWN
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
-from benchmarks.support.simulated_job import SimulatedJob
+from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive

@@ -16,8 +16,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
-from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
+from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, peaked
 from tests.autotune.tuning.jobs import GBIT, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_gone import run

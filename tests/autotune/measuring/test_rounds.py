@@ -19,8 +19,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.deciding.test_decision import BASELINE, make_job
+from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Clock, Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive

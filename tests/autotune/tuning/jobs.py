@@ -10,7 +10,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
-from benchmarks.support.simulated_job import SimulatedJob
+from tests.autotune.simulated_job import SimulatedJob
 
 GBIT = 1e9 / 8
 

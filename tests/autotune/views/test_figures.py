@@ -12,7 +12,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobOverview, Overviews
 from bagua_autotune.views.figures import step_pair
-from benchmarks.support.simulated_job import SimulatedJob
+from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.tuning.jobs import simulator
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, job, reading, trial
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.support import models
+from bagua_simulator.workloads import architecture
 from benchmarks.support.workloads import computing
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,9 @@ def test_the_models_are_of_their_published_sizes() -> None:
             name: sum(p.numel() for p in kind().parameters())
             for name, (kind, _) in computing.MODELS.items()
         }
-    assert sizes["resnet50"] == sum(map(math.prod, models.shapes("resnet50")))
+    layers = architecture("resnet50").layers
+    shapes = [shape for layer in layers for _, shape in layer.parameters]
+    assert sizes["resnet50"] == sum(map(math.prod, shapes))
     assert sizes["vgg16"] == 138_357_544  # Simonyan and Zisserman 2015, table 2: 138 million
     # With what only pre-training has: BERT-base alone has 109 million.
     assert 109e6 < sizes["bert-base"] < 112e6

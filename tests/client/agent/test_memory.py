@@ -14,8 +14,8 @@ import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded.tunable_units import default_of
 from bagua_client.torch_private.sharded import units_of
-from benchmarks.support.scripted_memory import ScriptedMemory
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
 from tests.ranks import RankPool
 

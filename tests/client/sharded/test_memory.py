@@ -17,7 +17,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
-from benchmarks.support.scripted_memory import ScriptedMemory
+from tests.client.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
 from tests.client.tunable.test_measured_memory import GIB, Device
 from tests.ranks import RankPool

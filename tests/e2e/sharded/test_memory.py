@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
-from benchmarks.support.scripted_memory import ScriptedMemory
+from tests.client.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import WIDTH, Kind, sharded
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool

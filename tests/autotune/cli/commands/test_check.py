@@ -12,7 +12,7 @@ from bagua_autotune.model.job import JobSpec
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.hindrances import Hindrance
 from bagua_autotune.views.likely import prospect
-from benchmarks.support.simulated_job import KNOBS, truth
+from tests.autotune.simulated_job import KNOBS, truth
 from tests.autotune.tuning.jobs import simulator
 
 LAUNCHER = "-m bagua_client --autotune"

@@ -18,7 +18,7 @@ from benchmarks.support.searches.ours import OurEngine
 
 pytestmark = pytest.mark.slow
 
-RECORD = load_record(Path(__file__).parents[2] / "simulator/recorded/vgg16_two_hosts.json")
+RECORD = load_record(Path(__file__).parents[1] / "simulator/recorded/vgg16_two_hosts.json")
 LINK_BYTES_PER_SECOND = 12.5e9  # 8 channels fill it, 4 do not.
 FEWEST_UNRECORDED, TRIALS, NOISE = 8, 14, 0.1
 
