@@ -2,21 +2,22 @@
 
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
-python benchmarks/tuning.py --parts "bad moment"               # 200 tunings, some 4 minutes
-python benchmarks/tuning.py --parts "earlier jobs" --runs 50   # 450 tunings, some 15 minutes
-python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
+python benchmarks/tuning.py --parts noise --beside ../today    # beside another checkout
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
@@ -26,15 +27,16 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from benchmarks.support.harness import print_table, write_json
-from benchmarks.support.noise import bad_moment, beside, drawn, earlier
-from benchmarks.support.noise import figures as noise_figures
+from benchmarks.support.noise import figures as noise
 from benchmarks.support.noise import tunings as noisy
-from benchmarks.support.noise.rivals import RIVALS
-from benchmarks.support.searches import bagua_optimizer
-from benchmarks.support.tuning_figures import FIGURES, Row
+from benchmarks.support.noise.cases import new_seed
 from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
+NOISE = "noise"
+NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
+Row = Mapping[str, Any]
+Figures = Mapping[str, str]
 
 
 class Decisions(TunerListener):
@@ -175,6 +177,74 @@ def _slower(simulator: Simulator, factor: float) -> Simulator:
     return Simulator(simulator.workload, replace(cluster, bandwidth_bytes_per_second=bandwidth))
 
 
+def _share(rows: list[Row], test: Callable[[Row], bool]) -> str:
+    return f"{sum(test(row) for row in rows) / len(rows):.1%}"
+
+
+def _typical(rows: list[Row], key: str, form: str = ".1f") -> str:
+    """Median and most."""
+    values = [row[key] if row[key] is not None else math.inf for row in rows]
+    return f"{median(values):{form}} ({max(values):{form}})"
+
+
+def figures_of_tunings(rows: list[Row]) -> Figures:
+    """Of jobs tuned once."""
+    asked = [1e3 * seconds for row in rows for seconds in row["decision_seconds"]]
+    lost = sorted(row["lost_steps"] for row in rows)
+    winners = [row for row in rows if row["kept"] == "winner"]
+    found = {
+        "jobs": str(len(rows)),
+        "kept within 1 % of the best": _share(rows, lambda r: r["kept_over_best"] <= 0.01),
+        "kept within 2 % of the best": _share(rows, lambda r: r["kept_over_best"] <= 0.02),
+        "slower than the baseline by over 1 %": _share(rows, lambda r: r["true_speedup"] < 0.99),
+        "true speed-up": _typical(rows, "true_speedup", ".3f"),
+        "steps from first to last switch": _typical(rows, "steps", ".0f"),
+        "trials": _typical(rows, "trials", ".0f"),
+        "steps lost": _typical(rows, "lost_steps"),
+        "steps lost, 95 % below": f"{lost[int(0.95 * (len(lost) - 1))]:.1f}",
+        "decision, ms": f"{median(asked):.0f} ({max(asked):.0f})",
+    }
+    if winners:
+        found["winners in their interval"] = _share(winners, lambda r: r["is_in_interval"])
+    return found
+
+
+def figures_of_drift(rows: list[Row]) -> Figures:
+    changed = [row for row in rows if row["change"] > NOTICED]
+    return {
+        "jobs": str(len(rows)),
+        f"of those slower by over {NOTICED:.0%}": str(len(changed)),
+        "new round begins after steps": _typical(changed, "began_after_steps", ".0f"),
+        "old setting over the new best": _typical(changed, "old_over_new_best", ".1%"),
+        "kept over the new best": _typical(changed, "kept_over_new_best", ".1%"),
+        "rounds in all quiet steps": str(sum(row["rounds_when_quiet"] for row in rows)),
+        "rounds after disturbances": str(sum(row["rounds_when_disturbed"] for row in rows)),
+    }
+
+
+def figures_of_warm_starts(rows: list[Row]) -> Figures:
+    return {
+        "jobs": str(len(rows)),
+        "at the first run's best from the first switch on": _share(
+            rows, lambda r: r["stays_from_first_switch"]
+        ),
+        "trials of the first run": _typical(rows, "first_trials", ".0f"),
+        "trials of the second run": _typical(rows, "second_trials", ".0f"),
+        "steps lost in the first run": _typical(rows, "first_lost_steps"),
+        "steps lost in the second run": _typical(rows, "second_lost_steps"),
+        "trials of a similar job": _typical(rows, "similar_trials", ".0f"),
+        "steps lost in a similar job": _typical(rows, "similar_lost_steps"),
+    }
+
+
+FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
+    "gain": figures_of_tunings,
+    "best already": figures_of_tunings,
+    "drift": figures_of_drift,
+    "warm start": figures_of_warm_starts,
+}
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
@@ -183,45 +253,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    of_noise = parser.add_argument_group("parts noise, bad moment, earlier jobs")
+    of_noise = parser.add_argument_group("part noise")
     of_noise.add_argument("--tunings", type=int, default=200, help="in each climate of noise")
-    of_noise.add_argument("--runs", type=int, default=200, help="of bad moment and earlier jobs")
-    of_noise.add_argument("--control", action="store_true", help="tune also without the bad moment")
     of_noise.add_argument("--processes", type=int, default=2, help="that run at a time")
     of_noise.add_argument(
         "--draw",
         type=int,
-        default=drawn.new_seed(),
+        default=new_seed(),
         help="the seed of the drawn jobs of an earlier run, to repeat it",
-    )
-    of_noise.add_argument(
-        "--rivals",
-        nargs="*",
-        choices=RIVALS,
-        default=[],
-        help="searches that get as many steps as ours took, in part noise",
     )
     of_noise.add_argument(
         "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
     )
     options = parser.parse_args()
-    if options.beside and not _grouped(options.parts):
-        parser.error(f"--beside needs one of the parts {', '.join(noise_figures.GROUPED)}")
+    if options.beside and NOISE not in options.parts.split(","):
+        parser.error(f"--beside needs the part {NOISE}")
     return options
 
 
-def _grouped(parts: str) -> list[str]:
-    """Those that have figures by group."""
-    return [part for part in parts.split(",") if part in noise_figures.GROUPED]
-
-
-def run_beside(options: argparse.Namespace) -> dict[str, list[Row]]:
-    """The parts that have figures by group, by the service of another checkout."""
-    parts = ",".join(_grouped(options.parts))
-    numbers = ("tunings", "runs", "processes", "draw")
+def run_beside(options: argparse.Namespace) -> Sequence[Row]:
+    """The same tunings in noise by the service of another checkout."""
+    numbers = ("tunings", "processes", "draw")
     given = [f"--{name}={getattr(options, name)}" for name in numbers]
-    given += ["--control"] * options.control
-    return beside.run(options.beside, [f"--parts={parts}", *given])
+    return noise.rows_of(options.beside, [f"--parts={NOISE}", *given])[NOISE]
 
 
 def main() -> None:
@@ -229,33 +283,29 @@ def main() -> None:
     # The processes share the machine; more threads than cores only make them slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"drawn jobs: --draw {options.draw}")
-    if "bagua" in options.rivals:
-        bagua_optimizer.prepare()
-    settings = options.processes, options.draw
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        "noise": lambda: noisy.run(options.tunings, *settings, tuple(options.rivals)),
-        "bad moment": lambda: bad_moment.run(options.runs, *settings, options.control),
-        "earlier jobs": lambda: earlier.run(options.runs, *settings),
+        NOISE: lambda: noisy.run(options.tunings, options.processes, options.draw),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):
         began = time.monotonic()
         parts[part] = run[part]()
         print(f"{part}: {time.monotonic() - began:.0f} s")
-    others = run_beside(options) if options.beside else {}
+    others = run_beside(options) if options.beside else ()
     figures = {part: FIGURES[part](rows) for part, rows in parts.items() if part in FIGURES}
     rows = [(part, *figure) for part, found in figures.items() for figure in found.items()]
     if rows:
         print_table(("part", "figure", "median (most)"), rows)
-    figures |= noise_figures.show_all(parts, others)
+    if NOISE in parts:
+        figures |= noise.show(parts[NOISE], others)
     if options.json:
         options_given = {key: str(value) for key, value in vars(options).items()}
-        measured = {"options": options_given, "service": str(beside.source_root())}
-        measured |= {"figures": figures, "parts": parts, "beside": others}
+        measured = {"options": options_given, "service": str(noise.source_root())}
+        measured |= {"figures": figures, "parts": parts, "beside": {NOISE: others}}
         write_json(options.json, measured)
 
 

@@ -138,24 +138,9 @@ def fill(url: str, past: Past, jobs: int) -> None:
 
 def _copy(database: Database, past: Past, jobs: int) -> None:
     """Copies with names of their own, spread over the time; the original is the last heard of."""
-    copy_job(database, ORIGINAL, jobs)
-    last = ":now - :seconds * number / :jobs"
-    ended = last if past.is_ended else "NULL"
-    database.execute(
-        text(
-            f"UPDATE jobs SET last_contact_at = {last}, ended_at = {ended}, "
-            f"created_at = {last} - 3600 FROM (SELECT 'past-' || number AS name, number "
-            f"FROM numbers UNION SELECT :original, 0) AS found WHERE jobs.name = found.name"
-        ),
-        {"original": ORIGINAL, "now": time.time(), "seconds": past.seconds, "jobs": jobs},
-    )
-
-
-def copy_job(database: Database, original: str, count: int) -> None:
-    """Copy a job with all that belongs to it, to that many in all; ``numbers`` has the copies'."""
-    of = {"original": original}
+    of = {"original": ORIGINAL}
     database.execute(text("CREATE TEMP TABLE numbers (number INTEGER PRIMARY KEY)"))
-    numbers = [{"number": number} for number in range(1, count)]
+    numbers = [{"number": number} for number in range(1, jobs)]
     database.execute(text("INSERT INTO numbers VALUES (:number)"), numbers)
     own = {"id": "'past-' || number", "name": "'past-' || number"}
     database.execute(text(_copying("jobs", own, "jobs, numbers WHERE jobs.id = :original")), of)
@@ -168,6 +153,16 @@ def copy_job(database: Database, original: str, count: int) -> None:
         'JOIN trials AS new ON new."index" = old."index" AND new.job_id LIKE \'past-%\''
     )
     database.execute(text(_copying("observations", {"trial_id": "new.id"}, source)), of)
+    last = ":now - :seconds * number / :jobs"
+    ended = last if past.is_ended else "NULL"
+    database.execute(
+        text(
+            f"UPDATE jobs SET last_contact_at = {last}, ended_at = {ended}, "
+            f"created_at = {last} - 3600 FROM (SELECT 'past-' || number AS name, number "
+            f"FROM numbers UNION SELECT :original, 0) AS found WHERE jobs.name = found.name"
+        ),
+        {"original": ORIGINAL, "now": time.time(), "seconds": past.seconds, "jobs": jobs},
+    )
 
 
 def _copying(table: str, changed: dict[str, str], source: str) -> str:

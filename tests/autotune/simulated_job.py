@@ -110,11 +110,6 @@ class SimulatedJob:
     def status(self) -> JobState:
         return self.tuner.status(self.job_id)
 
-    @property
-    def now(self) -> Simulator | ShardedSimulator:
-        """What the steps of this moment are like."""
-        return self.simulator
-
     def true_seconds(self, configuration: Mapping[str, Value]) -> float:
         return self.simulator.step_seconds(configuration)
 
@@ -122,7 +117,7 @@ class SimulatedJob:
         self.step += 1
         if self._switch_at is not None and self.step >= self._switch_at:
             self._switch()
-        seconds = self.now.observe(
+        seconds = self.simulator.observe(
             self.configuration, self._generator, self.noise, self.straggler_probability
         )
         factor = self.disturbed(self.step)
@@ -150,16 +145,16 @@ class SimulatedJob:
 
     def _profile(self, factor: float) -> Profile:
         """Of this step, which took ``factor`` of what it takes undisturbed."""
-        return self.now.profile(self.configuration, self.step, self._generator, self.noise)
+        return self.simulator.profile(self.configuration, self.step, self._generator, self.noise)
 
     def _computing(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
         """Each rank's own, of a step that took so long: until its last gradient is ready, with the
         launches, and with what communication slows computing down by. The slowest rank's decides.
         """
-        if self._share[0] != (self.configuration, self.now):
-            ready_seconds = max(self.now.profile(self.configuration).ready_seconds)
-            share = ready_seconds / self.now.step_seconds(self.configuration)
-            self._share = (self.configuration, self.now), share
+        if self._share[0] != (self.configuration, self.simulator):
+            ready_seconds = max(self.simulator.profile(self.configuration).ready_seconds)
+            share = ready_seconds / self.simulator.step_seconds(self.configuration)
+            self._share = (self.configuration, self.simulator), share
         spread = self._spread.normal(1.0, COMPUTE_SPREAD, len(seconds))
         spread[np.argmax(seconds)] = spread.max()
         computing = max(seconds) * self._share[1] * spread / spread.max()

@@ -7,19 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
-import numpy as np
 import pytest
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.cases import cases as known_cases
-from benchmarks.support.noise.drawn import drawn_case
-from benchmarks.support.noise.earlier import EARLIER, alone
-from benchmarks.support.noise.earlier import Setting as After
-from benchmarks.support.noise.earlier import tune as tune_after
+from benchmarks.support.noise.cases import MODELS, OddSimulator, cases, drawn_case
 from benchmarks.support.noise.figures import figures
-from benchmarks.support.noise.odd import OddSimulator
 from benchmarks.support.noise.tunings import Setting, settings, tune
-from benchmarks.support.noise.unseen import MODELS, cases
 from benchmarks.support.noise.weather import (
     BAD_STEPS,
     BLOCK_STEPS,
@@ -152,24 +146,3 @@ def test_a_tuning_is_judged_by_the_truth(draw: int | None) -> None:
     assert row["true_speedup"] <= row["possible_speedup"] + 1e-9
     assert row["regret"] == pytest.approx(row["possible_speedup"] / row["true_speedup"] - 1)
     assert figures([row])["tunings"] == "1"
-
-
-@pytest.mark.parametrize("relation", [name for name in EARLIER if name.startswith("misleading")])
-def test_a_misleading_earlier_job_says_what_the_later_one_will(relation: str) -> None:
-    later = drawn_case(3, 0).simulator
-    earlier = EARLIER[relation](later, np.random.default_rng(0))
-    assert earlier.claimed.cluster == later.cluster
-    assert earlier.claimed.tensors == later.tensors
-    default = later.default
-    assert earlier.real.step_seconds(default) > 1.02 * later.step_seconds(default)
-
-
-def test_a_job_alone_knows_nothing_of_the_earlier_one() -> None:
-    found = []
-    for relation in list(EARLIER)[:2]:
-        alone.cache_clear()
-        found.append(tune_after(After(3, 0, relation)))
-    first, second = found
-    assert first["fresh"] == second["fresh"]
-    assert first["relation"] != second["relation"]
-    assert first["steps"] > 0

@@ -1,4 +1,4 @@
-"""Small runs of the benchmark of rates, beside Bagua's real service and on a real PostgreSQL."""
+"""Small runs of the benchmark of rates, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,45 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rates import (
-    BAGUA,
-    OURS,
-    TUNED_PAUSE_SECONDS,
-    Condition,
-    measure_beside,
-    show_beside,
-    show_cluster,
-)
-from benchmarks.support import mixed_clients, mixed_jobs, one_process
+from benchmarks.rates import show_cluster
+from benchmarks.support import one_process
 from benchmarks.support.many_jobs import Load, measure
 from benchmarks.support.scrapes import PASTS, Past, measure_past
 from tests.autotune.store.postgresql import find_binaries
-from tests.outside import BAGUA as BAGUA_RELEASE
-from tests.outside import folder_of
 
 pytestmark = pytest.mark.slow
 
 PATIENCE = 5
 """On a machine that is busy with other work a short run may see no decision."""
-
-
-def test_both_services_are_measured_while_they_tune(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder_of(BAGUA_RELEASE)
-    monkeypatch.setattr("benchmarks.rates.TUNED_SETTLING_SECONDS", 0.5)
-    condition = Condition(True, connections=2, seconds=3.0, pause_seconds=TUNED_PAUSE_SECONDS)
-    for _ in range(PATIENCE):
-        windows = list(measure_beside(condition, rounds=1))
-        if all(each.proposals_per_second for each in windows):
-            break
-    assert [each.service for each in windows] == [BAGUA, OURS]
-    for each in windows:
-        assert each.pairs_per_second > 0
-        assert each.proposals_per_second > 0, "models are tuned while it is measured"
-        assert 0 < each.health_median_ms <= each.health_p95_ms
-    show_beside(windows)
-    assert "health check below 50 ms: " in capsys.readouterr().out
 
 
 def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,36 +33,6 @@ def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(load.replica_cores) == 2
     assert min(load.replica_cores) > 0
     assert load.database_cores > 0
-
-
-def test_jobs_are_tuned_while_others_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    if find_binaries() is None:
-        pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(mixed_clients, "STEP_SECONDS", 0.25)
-    monkeypatch.setattr(mixed_jobs, "SETTLING_SECONDS", 2.0)
-    monkeypatch.setattr(mixed_clients, "LEASE_SECONDS", 1.0)
-    for _ in range(PATIENCE):
-        found = mixed_jobs.measure_mixed(jobs=4, watching=3, replicas=2, seconds=20.0)
-        if found.steps:
-            break
-    assert found.errors == 0
-    assert 0 < found.reports_per_second <= found.offered_per_second <= 8.0
-    assert sum(found.connections) == 2 + 2 + 3, "one of each job"
-    assert found.lease_p99_ms > 0
-    assert min(found.steps.values()) > 10, "a tuning has several trials"
-    assert found.database_mib > 0
-
-
-def test_an_hour_is_a_tuning_copied_as_often_as_jobs_are_tuned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if find_binaries() is None:
-        pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(mixed_jobs, "HOUR_SECONDS", 400.0)
-    hour = mixed_jobs.measure_hour(jobs=6, watching=2)
-    assert 3 < hour.tunings < 60, "3 jobs make 200 steps each"
-    assert hour.observations % hour.tunings == 0
-    assert 10 * hour.tunings < hour.observations <= 600
 
 
 def test_one_process_takes_reports_and_is_judged_by_its_database(

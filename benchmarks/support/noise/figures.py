@@ -1,15 +1,24 @@
-"""What many tunings under noise show: figures by climate and by kind of truth, as tables."""
+"""What tunings under noise show, also beside another checkout's: by climate and kind of truth."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median, stdev
 
+import bagua_autotune
+import bagua_simulator
 from benchmarks.support.harness import print_table
-from benchmarks.support.noise.beside import joined
-from benchmarks.support.noise.jobs import SLOWER, Row
+from benchmarks.support.noise.tunings import SLOWER, Row
 
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "benchmarks" / "tuning.py"
 ALL = "all of them"
 NAME_OF_SLOWER = f"{SLOWER:.1%} slower than default"
 NAME_OF_REGRET = "regret: mean, median, 95th"
@@ -33,17 +42,6 @@ def figures(rows: Sequence[Row]) -> Figures:
     }
 
 
-def figures_of_bad_moments(rows: Sequence[Row]) -> Figures:
-    """Of tunings whose first visit to the best level met a bad moment."""
-    visits = [row["visits"] for row in rows]
-    return {
-        **figures(rows),
-        "visited": f"{fmean(count > 0 for count in visits):.0%}",
-        "visited again": f"{fmean(count > 1 for count in visits):.0%}",
-        "ends at the level": _share(rows, "has_level"),
-    }
-
-
 def grouped(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
     """By what stands under the key, in the order in which that first occurs; then all."""
     names = dict.fromkeys(row[key] for row in rows)
@@ -58,84 +56,26 @@ def of_noise(rows: Sequence[Row]) -> dict[str, Figures]:
     return found | {kind: figures(kinds[kind]) for kind in sorted(kinds) if kind != ALL}
 
 
-def of_bad_moments(rows: Sequence[Row]) -> dict[str, Figures]:
-    """By the level that is best, of all, and of all without the bad moment."""
-    found = {name: figures_of_bad_moments(own) for name, own in grouped(rows, "level").items()}
-    controls = [row["control"] for row in rows if row["control"]]
-    return found | ({"without": figures_of_bad_moments(controls)} if controls else {})
-
-
-def of_earlier_jobs(rows: Sequence[Row]) -> dict[str, Figures]:
-    """By what the earlier job was, beside the same jobs without one."""
-    return {
-        name: {
-            "jobs": str(len(own)),
-            "steps alone": _steps([row["fresh"] for row in own]),
-            "steps after it": _steps(own),
-            "after over alone": f"{_ratio(own, 'steps'):.2f}",
-            "lost steps alone": _lost([row["fresh"] for row in own]),
-            "lost steps after it": _lost(own),
-            "regret alone": f"{fmean(row['fresh']['regret'] for row in own):.1%}",
-            "regret after it": f"{fmean(row['regret'] for row in own):.1%}",
-            NAME_OF_SLOWER: _share(own, "is_slower"),
-        }
-        for name, own in grouped(rows, "relation").items()
-        if name != ALL
-    }
-
-
-def of_searches(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
-    """Ours, that of the other checkout, and the rivals, after the same steps as ours."""
-    searches = {"ours": list(rows)}
+def show(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
+    """Print a table, what ran beside each line below it; all lines."""
+    besides: Sequence[Row] = ()
     if others:
-        searches["ours, beside"] = list(others)
-    for name in rows[0]["rivals"]:
-        searches[name] = [{**row, **row["rivals"][name]} for row in rows]
-    return {name: _of_search(own) for name, own in searches.items()}
-
-
-def _of_search(rows: Sequence[Row]) -> Figures:
-    found = figures(rows)
-    asked = ("tunings", NAME_OF_REGRET, NAME_OF_SLOWER, "within 2 %", "within 5 %")
-    kinds = {name: own for name, own in sorted(grouped(rows, "truth").items()) if name != ALL}
-    return {name: found[name] for name in asked} | {
-        f"2 %: {kind}": f"{fmean(row['regret'] <= 0.02 for row in own):.0%}"
-        for kind, own in kinds.items()
-    }
-
-
-# Parts with figures by group.
-GROUPED: Mapping[str, Callable[[Sequence[Row]], dict[str, Figures]]] = {
-    "noise": of_noise,
-    "bad moment": of_bad_moments,
-    "earlier jobs": of_earlier_jobs,
-}
-
-
-def show_all(
-    parts: Mapping[str, Sequence[Row]], others: Mapping[str, Sequence[Row]]
-) -> dict[str, Figures]:
-    """Print a table for each part with groups, what ran beside it in the line below; all lines."""
-    shown: dict[str, Figures] = {}
-    for part in filter(parts.__contains__, GROUPED):
-        rows, besides = joined(parts[part], others[part]) if part in others else (parts[part], ())
-        lines = dict(GROUPED[part](rows))
-        beside = GROUPED[part](besides) if besides else {}
-        if beside:
-            lines = {
-                key: own
-                for name in lines
-                for key, own in ((name, lines[name]), (f"  {name}, beside", beside[name]))
-            }
-        _show(part, lines)
-        if besides:
-            print(f"{part}: against what ran beside it, on average: {difference(rows, besides)}")
-        shown |= {f"{part}: {name.strip()}": own for name, own in lines.items()}
-        if part == "noise" and (rows[0]["rivals"] or besides):
-            searches = of_searches(rows, besides)
-            _show("search", searches)
-            shown |= {f"search: {name}": own for name, own in searches.items()}
-    return shown
+        rows, besides = joined(rows, others)
+    lines = dict(of_noise(rows))
+    if besides:
+        beside = of_noise(besides)
+        lines = {
+            key: own
+            for name in lines
+            for key, own in ((name, lines[name]), (f"  {name}, beside", beside[name]))
+        }
+    columns = list(lines[ALL])
+    table = [(name, *(own[column] for column in columns)) for name, own in lines.items()]
+    print()
+    print_table(("noise", *columns), table)
+    if besides:
+        print(f"noise: against what ran beside it, on average: {difference(rows, besides)}")
+    return {f"noise: {name.strip()}": own for name, own in lines.items()}
 
 
 def difference(rows: Sequence[Row], besides: Sequence[Row]) -> str:
@@ -149,13 +89,6 @@ def difference(rows: Sequence[Row], besides: Sequence[Row]) -> str:
     return ", ".join(told)
 
 
-def _show(title: str, found: Mapping[str, Figures]) -> None:
-    columns = list(next(iter(found.values())))
-    rows = [(name, *(own[column] for column in columns)) for name, own in found.items()]
-    print()
-    print_table((title, *columns), rows)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
@@ -166,11 +99,6 @@ def _steps(rows: Sequence[Row]) -> str:
     return f"{median(steps):.0f}, {percentile(steps, 0.95):.0f}"
 
 
-def _ratio(rows: Sequence[Row], key: str) -> float:
-    """Of the sums after an earlier job and alone."""
-    return sum(row[key] for row in rows) / sum(row["fresh"][key] for row in rows)
-
-
 def _lost(rows: Sequence[Row]) -> str:
     lost = [row["lost_steps"] for row in rows]
     return f"{median(lost):.1f}, {percentile(lost, 0.95):.1f}"
@@ -178,3 +106,49 @@ def _lost(rows: Sequence[Row]) -> str:
 
 def _share(rows: Sequence[Row], key: str) -> str:
     return f"{fmean(bool(row[key]) for row in rows):.1%}" if rows else "none"
+
+
+def source_root() -> Path:
+    """The checkout whose service this process runs."""
+    return Path(bagua_autotune.__file__).resolve().parents[2]
+
+
+def rows_of(checkout: Path, arguments: Sequence[str]) -> dict[str, list[Row]]:
+    """By part, of ``benchmarks/tuning.py`` with these arguments, by the checkout's service; benchmark
+    and simulator are these.
+
+    Raises:
+        RuntimeError: it failed, or ran another service than that of the checkout.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # The truth must be the same, whatever simulator the checkout has.
+        (Path(folder) / "bagua_simulator").symlink_to(Path(bagua_simulator.__file__).parent)
+        paths = (Path(folder), checkout / "autotune", checkout / "client", ROOT)
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p.resolve()) for p in paths)}
+        written = Path(folder) / "beside.json"
+        command = [sys.executable, str(SCRIPT), *arguments, "--json", str(written)]
+        if subprocess.run(command, env=variables, stdout=subprocess.DEVNULL).returncode:
+            raise RuntimeError(f"the tunings of {checkout} failed")
+        found = json.loads(written.read_text())
+    if Path(found["service"]) != checkout.resolve():
+        raise RuntimeError(f"the service of {found['service']} ran in place of that of {checkout}")
+    parts: dict[str, list[Row]] = found["parts"]
+    return parts
+
+
+def joined(rows: Sequence[Row], others: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Both with the regret against the best of what either may choose.
+
+    Raises:
+        ValueError: they are not of the same jobs.
+    """
+    mine: list[Row] = []
+    theirs: list[Row] = []
+    for row, other in zip(rows, others, strict=True):
+        for key in ("problem", "seed", "baseline_seconds"):
+            if row[key] != other[key]:
+                raise ValueError(f"{key}: {row[key]} beside {other[key]}; not the same job")
+        best = min(row["best_seconds"], other["best_seconds"])
+        mine.append({**row, "regret": row["kept_seconds"] / best - 1})
+        theirs.append({**other, "regret": other["kept_seconds"] / best - 1})
+    return mine, theirs

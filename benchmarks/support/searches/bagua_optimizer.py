@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bagua_autotune.model.knobs import Configuration, LogInteger, Value
-from benchmarks.support.bagua_0_9.service import release_path
 from benchmarks.support.searches.landscape import GIB, Landscape, Measurement
+from tests.outside import BAGUA, PLACE
 
 
 class BaguaEngine:
@@ -73,10 +73,10 @@ def prepare() -> None:
     Raises:
         SystemExit: it is not.
     """
-    try:
-        release_path()
-    except RuntimeError as error:
-        raise SystemExit(f"{error}; --engines leaves Bagua out") from None
+    if not (PLACE / BAGUA).exists():
+        raise SystemExit(
+            f"{BAGUA} is not there; python -m tests.outside brings it; --engines leaves Bagua out"
+        )
 
 
 @cache
@@ -84,7 +84,7 @@ def _worker() -> subprocess.Popen[str]:
     """One for this process; it ends when this one does, as its input is closed then."""
     variables = {
         **os.environ,
-        "PYTHONPATH": str(release_path()),
+        "PYTHONPATH": str(PLACE / BAGUA),
         "PYTHONWARNINGS": "ignore",  # one line for each point it has tried before
     }
     worker = subprocess.Popen(

@@ -1,0 +1,72 @@
+"""The same tunings by the service of another checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.support.noise import figures
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_regret_is_against_the_best_of_what_either_side_knows() -> None:
+    job = {"problem": "a", "seed": 1, "baseline_seconds": 3.0}
+    mine = {**job, "kept_seconds": 2.2, "best_seconds": 2.0, "regret": 0.1, "steps": 80}
+    theirs = {**job, "kept_seconds": 2.2, "best_seconds": 2.2, "regret": 0.0}
+    for rows in figures.joined([mine], [theirs]):
+        assert rows[0]["regret"] == pytest.approx(0.1)
+    assert figures.difference([mine, mine], [{**theirs, "steps": 90}] * 2).startswith(
+        "regret +10.0 % (±0.0)"
+    )
+    with pytest.raises(ValueError, match="not the same job"):
+        figures.joined([mine], [{**theirs, "baseline_seconds": 4.0}])
+
+
+SCRIPT = """
+import json, sys, bagua_autotune, bagua_simulator
+from pathlib import Path
+root = Path(bagua_autotune.__file__).parents[2]
+rows = [bagua_simulator.__path__[0], *sys.argv[1:-2]]
+Path(sys.argv[-1]).write_text(json.dumps({"service": str(root), "parts": {"noise": rows}}))
+"""
+
+
+def test_another_checkouts_service_runs_with_this_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "other"
+    for package in ("bagua_autotune", "bagua_simulator"):
+        (checkout / "autotune" / package).mkdir(parents=True)
+        (checkout / "autotune" / package / "__init__.py").touch()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.setattr(figures, "SCRIPT", tmp_path / "script.py")
+    simulator, argument = figures.rows_of(checkout, ["--draw=1"])["noise"]
+    assert str(checkout) not in str(simulator)
+    assert str(argument) == "--draw=1"
+    with pytest.raises(RuntimeError, match="in place of"):
+        # There is no service; Python finds the one that is installed.
+        figures.rows_of(tmp_path / "nothing", [])
+
+
+def test_a_checkout_beside_itself_differs_by_nothing(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    options = ["--parts=noise", "--tunings=1", "--draw=77", "--processes=1"]
+    options += ["--beside", str(ROOT), "--json", str(written)]
+    script = str(ROOT / "benchmarks" / "tuning.py")
+    # More threads would take turns on cores that other tests use: minutes instead of one.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = subprocess.run(
+        [sys.executable, script, *options], check=True, capture_output=True, env=one_thread
+    )
+    assert b"regret +0.0 %" in printed.stdout
+    found = json.loads(written.read_text())["figures"]
+    for line in ("all of them", "steady"):
+        assert found[f"noise: {line}"] == found[f"noise: {line}, beside"]
