@@ -31,10 +31,11 @@ def test_regret_is_against_the_best_of_what_either_side_knows() -> None:
 
 
 SCRIPT = """
-import json, sys, bagua_autotune, bagua_simulator
+import json, sys, bagua_autotune
+from importlib.util import find_spec
 from pathlib import Path
 root = Path(bagua_autotune.__file__).parents[2]
-rows = [bagua_simulator.__path__[0], *sys.argv[1:-2]]
+rows = [find_spec("bagua_simulator").origin, *sys.argv[1:-2]]
 Path(sys.argv[-1]).write_text(json.dumps({"service": str(root), "parts": {"noise": rows}}))
 """
 

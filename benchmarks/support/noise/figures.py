@@ -114,8 +114,8 @@ def source_root() -> Path:
 
 
 def rows_of(checkout: Path, arguments: Sequence[str]) -> dict[str, list[Row]]:
-    """By part, of ``benchmarks/tuning.py`` with these arguments, by the checkout's service; benchmark
-    and simulator are these.
+    """By part, of ``benchmarks/tuning.py`` with these arguments, by the checkout's service;
+    the benchmark and the simulator are those of this process.
 
     Raises:
         RuntimeError: it failed, or ran another service than that of the checkout.
