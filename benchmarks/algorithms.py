@@ -28,22 +28,24 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_client import Configuration
-from benchmarks.support.cells.arms import (
+from benchmarks.support.cells.cell import (
     COMPRESSED,
     COMPUTE,
+    DEFAULT_COMPUTE_SECONDS,
     FULL,
     MIB,
+    MODELS,
     ON_GPUS,
     STOCK_DEFAULT,
     TUNED,
     Arm,
+    Cell,
     Effort,
+    grid,
 )
-from benchmarks.support.cells.cell import DEFAULT_COMPUTE_SECONDS, MODELS, Cell, grid
-from benchmarks.support.cells.conditions import conditions
-from benchmarks.support.cells.results.spread import ratio, spread
+from benchmarks.support.cells.kept import conditions
 from benchmarks.support.cells.run import CellError, Parts
-from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.harness import print_table, ratio, spread, write_json
 from benchmarks.testbed import Network, Testbed
 
 GRADIENTS = ("gradient_allreduce", "bytegrad", "qadam")

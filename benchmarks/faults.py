@@ -30,12 +30,12 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from benchmarks.support.fault_injection import moments, tunings
-from benchmarks.support.fault_injection.books import audit
 from benchmarks.support.fault_injection.trouble import TroubledService
 from benchmarks.support.fault_injection.tunings import (
     MOST_SECONDS,
     Ended,
     Setting,
+    audit,
     last_words,
     show,
 )

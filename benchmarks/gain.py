@@ -16,19 +16,22 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.cells.arms import FULL, ON_GPUS, SMOKE, Effort
 from benchmarks.support.cells.cell import (
     DEFAULT_COMPUTE_SECONDS,
     DEFAULT_GRADIENT_BYTES,
     DEFAULT_MODELS,
     DEFAULT_NETWORKS,
+    FULL,
     MODELS,
+    ON_GPUS,
+    SMOKE,
     Cell,
+    Effort,
     grid,
 )
-from benchmarks.support.cells.results.figures import Figures, figures_of
-from benchmarks.support.cells.results.goals import goals, judged
-from benchmarks.support.cells.results.report import headline, show
+from benchmarks.support.cells.figures import Figures, figures_of
+from benchmarks.support.cells.goals import goals, judged
+from benchmarks.support.cells.report import headline, show
 from benchmarks.support.cells.run import CellError, run_cell
 from benchmarks.support.harness import write_json
 

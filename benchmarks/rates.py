@@ -34,9 +34,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from benchmarks.support.harness import print_table, write_json
-from benchmarks.support.many_jobs import MOST_P99_MS, Load, find_most
-from benchmarks.support.one_process import Rate, measure_rates
-from benchmarks.support.scrapes import MOST_SCRAPE_MS, Scrapes, measure_scrapes
+from benchmarks.support.rates.cluster import MOST_P99_MS, Load, find_most
+from benchmarks.support.rates.limit import Rate, measure_rates
+from benchmarks.support.rates.scrapes import MOST_SCRAPE_MS, Scrapes, measure_scrapes
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -34,8 +34,7 @@ from benchmarks.support.harness import write_json
 from benchmarks.support.searches import bagua_optimizer
 from benchmarks.support.searches.engines import ENGINES
 from benchmarks.support.searches.landscape import SPACES
-from benchmarks.support.searches.runs import Run, Setting, run
-from benchmarks.support.searches.tables import as_json, show
+from benchmarks.support.searches.runs import Run, Setting, as_json, run, show
 
 NOISES = (0.01, 0.05, 0.1)
 QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}

@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.cells import memory, occupancy
-from benchmarks.support.cells.conditions import conditions
+from benchmarks.support.cells import occupancy
+from benchmarks.support.cells.kept import conditions, export_job
 from benchmarks.support.cells.sharded_jobs import (
     Jobs,
     add_choice_of_cells,
@@ -30,7 +30,7 @@ from benchmarks.support.cells.sharded_jobs import (
     show_tuning,
     testbed_of,
 )
-from benchmarks.support.cells.stored import export_job
+from benchmarks.support.harness import print_table
 from benchmarks.support.workloads.sharded import MODELS
 
 STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
@@ -39,6 +39,9 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 PROFILED_STEPS = 3
 MEMORY_TIMEOUT_SECONDS = 1500.0
 MOST_MEMORY_STEPS = 5000
+SHARE = 0.9
+AS_GOOD = 1.03
+"""So many times as long as with the best that fits a step may take with what was found."""
 Arm = dict[str, Any]
 
 
@@ -197,7 +200,7 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
         jobs = Jobs(name, workload, folder, testbed)
         variables = jobs.served(folder)
         found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
-        tunings = memory.judged(found)
+        tunings = judged(found)
         for each in tunings:
             stored = export_job(folder / "autotune.db", each["job"], folder)
             states = [trial["state"] for trial in stored["trials"]]
@@ -210,11 +213,65 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
         }
 
 
+def judged(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each tuning with the best of the sweep that fits, and how much slower its own is."""
+    return [{**tuning, **_judge(tuning, found["swept"])} for tuning in found["tunings"]]
+
+
+def _judge(tuning: Mapping[str, Any], swept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    limit_bytes = SHARE * tuning["allowed_bytes"]
+    fitting = [each for each in swept if each["peak_bytes"] <= limit_bytes] or swept[:1]
+    best = min(fitting, key=lambda each: each["seconds"])
+    own = next((e for e in swept if e["configuration"] == tuning["configuration"]), None)
+    ratio = own["seconds"] / best["seconds"] if own is not None else None
+    is_over = own is not None and own is not swept[0] and own["peak_bytes"] > limit_bytes
+    return {
+        "best": best["configuration"],
+        "ratio": ratio,
+        "is_found": ratio is not None and ratio <= AS_GOOD and not is_over,
+        "is_over": is_over,
+    }
+
+
+def show_settings(found: Mapping[str, Any], tunings: Sequence[Mapping[str, Any]]) -> None:
+    """Print what was swept, what each tuning found, and whether there was ever too little
+    memory."""
+    print_table(
+        ["by hand", "ms per step", "peak MiB"],
+        [
+            [
+                _said(e["configuration"]),
+                f"{1e3 * e['seconds']:.0f}",
+                f"{e['peak_bytes'] / 2**20:.0f}",
+            ]
+            for e in found["swept"]
+        ],
+    )
+    print_table(
+        ["limit MiB", "found", "best that fits", "times as long", "steps", "seconds"],
+        [
+            [
+                f"{SHARE * each['allowed_bytes'] / 2**20:.0f}",
+                _said(each["configuration"]),
+                _said(each["best"]),
+                "-" if each["ratio"] is None else f"{each['ratio']:.2f}",
+                str(each["steps"]),
+                f"{each['seconds']:.0f}",
+            ]
+            for each in tunings
+        ],
+    )
+
+
+def _said(configuration: Mapping[str, Any]) -> str:
+    return f"kept {configuration['kept_units']}, channels {configuration['channels']}"
+
+
 def show_memory(result: Mapping[str, Any]) -> bool:
     """Print what became of the tunings; whether there was memory enough for all of them, and the
     best that fits was found in each."""
     tunings = result["tunings"]
-    memory.show(result, tunings)
+    show_settings(result, tunings)
     overflows = sum(each["overflows"] for each in tunings)
     over, found = (sum(each[what] for each in tunings) for what in ("is_over", "is_found"))
     refused = sum(each["trials"].get("infeasible", 0) for each in tunings)

@@ -21,7 +21,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.cells.conditions import conditions
+from benchmarks.support.cells.kept import conditions
 from benchmarks.support.cells.sharded_jobs import (
     JOBS,
     Jobs,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.support.fault_injection import proxy as module
-from benchmarks.support.fault_injection.books import audit
-from benchmarks.support.fault_injection.proxy import FaultyProxy, Report
+from benchmarks.support.fault_injection import trouble as module
+from benchmarks.support.fault_injection.trouble import FaultyProxy, Report
+from benchmarks.support.fault_injection.tunings import audit
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import registration
 

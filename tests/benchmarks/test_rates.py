@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rates import show_cluster
-from benchmarks.support import one_process
-from benchmarks.support.many_jobs import Load, measure
-from benchmarks.support.scrapes import PASTS, Past, measure_past
+from benchmarks.support.rates import limit
+from benchmarks.support.rates.cluster import Load, measure
+from benchmarks.support.rates.scrapes import PASTS, Past, measure_past
 from tests.autotune.store.postgresql import find_binaries
 
 pytestmark = pytest.mark.slow
@@ -21,8 +21,8 @@ PATIENCE = 5
 def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_binaries() is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr("benchmarks.support.many_jobs.EVERY_SECONDS", 0.5)
-    monkeypatch.setattr("benchmarks.support.many_jobs.SETTLING_SECONDS", 1.0)
+    monkeypatch.setattr("benchmarks.support.rates.cluster.EVERY_SECONDS", 0.5)
+    monkeypatch.setattr("benchmarks.support.rates.cluster.SETTLING_SECONDS", 1.0)
     for _ in range(PATIENCE):
         load = measure(jobs=4, replicas=2, seconds=4.0, is_warming_up=False)
         if load.trials_per_second:
@@ -38,8 +38,8 @@ def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_process_takes_reports_and_is_judged_by_its_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_process, "JOBS", 16)
-    rate = one_process.measure_rate(f"sqlite:///{tmp_path}/store.db", seconds=1.0)
+    monkeypatch.setattr(limit, "JOBS", 16)
+    rate = limit.measure_rate(f"sqlite:///{tmp_path}/store.db", seconds=1.0)
     assert (rate.database, rate.goal) == ("sqlite", 1200.0)
     assert rate.reports_per_second > 0
     assert rate.cpu_ms > 0

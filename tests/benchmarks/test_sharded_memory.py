@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support.cells.memory import judged
+from benchmarks.sharded import judged
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,15 @@ peers, so its time is not that of the network alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.support.harness import print_table
 
@@ -125,3 +131,27 @@ def show(profile: Mapping[str, Mapping[str, float] | None]) -> None:
         step = sum(seconds.values()) - seconds["nccl_seconds"]
         rows.append([name, *(f"{1e3 * each:.1f}" for each in (step, *seconds.values()))])
     print_table(header, rows)
+
+
+def traced(step: Callable[[], None], steps: int, warmup_steps: int, reads: bool) -> dict[str, Any]:
+    """The Chrome trace of all steps, with marks (see ``benchmarks/support/cells/occupancy.py``)
+    around those after the first ``warmup_steps``; empty unless ``reads``. All ranks must call it
+    together."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        # Within the profile: when that begins the GPU has run out of work.
+        for _ in range(warmup_steps):
+            step()
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        for _ in range(steps):
+            step()
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    if not reads:
+        return {}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        # Names of kernels may be cut within a character.
+        trace: dict[str, Any] = json.loads(path.read_text(errors="replace"))
+    return trace

@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.cells.cell import (
+    DEFAULT_COMPUTE_SECONDS,
+    DEFAULT_GRADIENT_BYTES,
+    TUNED,
+    TUNED_ALLOWED,
+    Arm,
+    Cell,
+    Effort,
+    ours,
+    sweep_arms,
+)
+from benchmarks.support.cells.kept import conditions, tail, with_stored
 from benchmarks.support.harness import write_json
 from benchmarks.testbed import Network, Testbed
-
-from .arms import TUNED, TUNED_ALLOWED, Arm, Effort, ours, sweep_arms
-from .cell import DEFAULT_COMPUTE_SECONDS, DEFAULT_GRADIENT_BYTES, Cell
-from .conditions import conditions
-from .stored import tail, with_stored
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 JOB_TIMEOUT_SECONDS = 1800.0

@@ -12,15 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.harness import Comparison, print_table, write_json
+from benchmarks.support.cells.kept import tail, with_stored
+from benchmarks.support.harness import Comparison, print_table, ratio, spread, write_json
 from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
-from . import memory
-from .results.spread import ratio, spread
-from .stored import tail, with_stored
-
 JOBS = Path(__file__).parents[1] / "jobs"
+OUT_OF_MEMORY = "OutOfMemoryError"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
 
@@ -114,7 +112,7 @@ class Jobs:
         script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
         code = self._testbed.start(script, variables, log).wait(timeout_seconds)
         if code or not writes.exists():
-            if log.exists() and memory.OUT_OF_MEMORY in log.read_text(errors="replace"):
+            if log.exists() and OUT_OF_MEMORY in log.read_text(errors="replace"):
                 print(f"{self._name}: {name} ran out of memory", file=sys.stderr, flush=True)
             raise RuntimeError(f"{name} ended with exit code {code}; {log} ends:\n{tail(log)}")
         print(f"{self._name}: {name}, {time.monotonic() - began:.0f} s", flush=True)

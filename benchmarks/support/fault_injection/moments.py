@@ -19,13 +19,12 @@ import requests
 from bagua_client.reporter.drift import BLOCK_STEPS, REFERENCE_BLOCKS
 from bagua_client.service.absence import SILENT_REDUCTIONS, SILENT_SECONDS
 from bagua_simulator import cases
+from benchmarks.support.fault_injection.served_job import Lines, ReportingTuner, ServedJob
 from benchmarks.support.harness import print_table
 from benchmarks.testbed.job import free_port
 from tests.autotune.server import ServeProcess
 from tests.autotune.simulated_job import SWITCH_STEPS
 from tests.e2e.test_faults import nonsense
-
-from .served_job import Lines, ReportingTuner, ServedJob
 
 STEP_SECONDS = 0.01
 AWAY_SECONDS = 20.0

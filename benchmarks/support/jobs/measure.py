@@ -51,15 +51,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from benchmarks.support.cells.arms import Effort
-from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.occupancy import of_trace
-from benchmarks.support.cells.results.selection import run_off_arms
-from benchmarks.support.cells.results.spread import spread
+from benchmarks.support.cells.cell import Cell, Effort
+from benchmarks.support.cells.occupancy import of_trace, traced
+from benchmarks.support.cells.selection import run_off_arms
+from benchmarks.support.harness import spread
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
-from benchmarks.support.jobs.traced import traced
 from benchmarks.support.workloads import training
-from benchmarks.support.workloads.training import Training
+from benchmarks.support.workloads.__init__ import Training
 
 # Torch cuts its buckets anew after the first step.
 SETTLING_STEPS = 3

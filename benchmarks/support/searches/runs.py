@@ -1,19 +1,21 @@
-"""One search of one engine on one simulated job, and what many of them show."""
+"""Runs of engines, and what they show, as tables and as JSON."""
 
 from __future__ import annotations
 
 import math
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.support.searches.engines import ENGINES
-from benchmarks.support.searches.landscape import load
+from benchmarks.support.harness import print_table
+from benchmarks.support.searches.engines import ENGINES, PEERS
+from benchmarks.support.searches.landscape import SPACES, load
 
 TOLERANCES = (0.05, 0.02, 0.01)
 
@@ -103,3 +105,128 @@ _landscape = cache(load)
 def _generator(setting: Setting, trial: int) -> np.random.Generator:
     problem = zlib.crc32(setting.problem.encode())
     return np.random.default_rng([problem, round(1e6 * setting.noise), setting.seed, trial])
+
+
+GOAL_NOISE = 0.05
+PROPOSAL_MS = 50
+Group = tuple[str, float]
+Goal = tuple[str, str, bool]
+"""What is asked for, what was found, and whether that meets it."""
+
+
+def by_group(runs: Iterable[Run]) -> dict[Group, dict[str, Figures]]:
+    """Figures of each engine by space and noise."""
+    grouped: dict[Group, dict[str, list[Run]]] = {}
+    for run in runs:
+        setting = run.setting
+        group = setting.space, setting.noise
+        grouped.setdefault(group, {}).setdefault(setting.engine, []).append(run)
+    return {
+        group: {engine: Figures.of(members) for engine, members in grouped[group].items()}
+        for group in sorted(grouped, key=lambda g: ([*SPACES].index(g[0]), g[1]))
+    }
+
+
+def show(runs: Sequence[Run]) -> None:
+    """A table for each space and noise, then the goals."""
+    trials = runs[0].setting.trials
+    groups = by_group(runs)
+    for (space, noise), engines in groups.items():
+        _print(
+            f"{space} space ({', '.join(SPACES[space])}), {noise:.0%} noise: "
+            f"{trials} trials in {_count(engines)} runs",
+            [
+                "engine",
+                *(f"to within {t:.0%}" for t in TOLERANCES),
+                *(f"ends within {t:.0%}" for t in TOLERANCES),
+                *("lost", "mean lost", "ms"),
+            ],
+            [
+                [
+                    engine,
+                    *(_trials(of.trials_to_within[t], trials) for t in TOLERANCES),
+                    *(f"{of.ends_within[t]:.0%}" for t in TOLERANCES),
+                    *(f"{of.lost_steps:.2f}", f"{of.mean_lost_steps:.2f}"),
+                    f"{of.decision_ms:.1f}",
+                ]
+                for engine, of in engines.items()
+            ],
+        )
+    _print_goals(_goals(groups))
+
+
+def as_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """Figures and every run; a trial that never came is null."""
+    figures = [
+        {"space": space, "noise": noise, "engine": engine}
+        | asdict(of)
+        | {
+            "trials_to_within": {
+                str(t): n if math.isfinite(n) else None for t, n in of.trials_to_within.items()
+            }
+        }
+        for (space, noise), engines in by_group(runs).items()
+        for engine, of in engines.items()
+    ]
+    every = [
+        asdict(run.setting)
+        | {
+            "excess": [round(excess, 5) for excess in run.excess],
+            "final_excess": run.final_excess,
+            "decision_ms": round(1000 * median(run.decision_seconds), 2),
+        }
+        for run in runs
+    ]
+    return {"figures": figures, "runs": every}
+
+
+def _goals(groups: dict[Group, dict[str, Figures]]) -> list[Goal]:
+    """Those that were asked for at 5 % noise, as far as the engines were run."""
+    goals: list[Goal] = []
+    small = groups.get(("small", GOAL_NOISE), {})
+    large = groups.get(("large", GOAL_NOISE), {})
+    for space, engines, tolerance, most in (("small", small, 0.02, 3), ("large", large, 0.01, 6)):
+        if ours := engines.get("ours"):
+            found = ours.trials_to_within[tolerance]
+            goals.append(
+                (f"{space}: within {tolerance:.0%} in {most} or less", f"{found:g}", found <= most)
+            )
+            is_quick = ours.decision_ms <= PROPOSAL_MS
+            goals.append(
+                (f"{space}: proposal in {PROPOSAL_MS} ms", f"{ours.decision_ms:.1f} ms", is_quick)
+            )
+    if ours := small.get("ours"):
+        share = ours.ends_within[0.02]
+        goals.append(("small: over 90% end within 2%", f"{share:.0%}", share > 0.9))
+        if bagua := small.get("bagua"):
+            goals.append(_lost("small: lost at most a tenth of bagua's", ours, bagua, 0.1))
+    peers = [large[name] for name in PEERS if name in large]
+    if (ours := large.get("ours")) and peers:
+        best = min(peers, key=lambda of: of.lost_steps)
+        goals.append(_lost("large: lost at most half of the best peer's", ours, best, 0.5))
+    return goals
+
+
+def _lost(what: str, ours: Figures, other: Figures, most: float) -> Goal:
+    found = f"{ours.lost_steps:.2f} of {other.lost_steps:.2f}"
+    return what, found, ours.lost_steps <= most * other.lost_steps
+
+
+def _print_goals(goals: Sequence[Goal]) -> None:
+    rows = [[what, found, "met" if is_met else "not met"] for what, found, is_met in goals]
+    if rows:
+        _print("goals (for 60 trials)", ["goal", "found", ""], rows)
+
+
+def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print(title)
+    print_table(columns, [*rows])
+    print()
+
+
+def _trials(found: float, trials: int) -> str:
+    return f"{found:g}" if math.isfinite(found) else f"over {trials}"
+
+
+def _count(engines: dict[str, Figures]) -> int:
+    return max(of.runs for of in engines.values())

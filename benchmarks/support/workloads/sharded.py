@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from benchmarks.support.models import GPT2XL, GPT2Medium, GPT2Small, GPT2Tiny
+from benchmarks.support.workloads.computing import GPT2XL, GPT2Medium, GPT2Small, GPT2Tiny
 
 MODELS: dict[str, type[GPT2Small]] = {
     "gpt2-tiny": GPT2Tiny,

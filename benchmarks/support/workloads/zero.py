@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .sharded import MODELS, SAMPLES
+from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 
 ELEMENT_BYTES = 2
 """Of a gradient as it travels."""

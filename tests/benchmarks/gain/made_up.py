@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagua_client import Configuration
-from benchmarks.support.cells.arms import FULL, ON_GPUS, TUNED, TUNED_ALLOWED, ours, sweep_arms
-from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.results.selection import run_off_arms
-from benchmarks.support.cells.results.spread import spread
+from benchmarks.support.cells.cell import (
+    FULL,
+    ON_GPUS,
+    TUNED,
+    TUNED_ALLOWED,
+    Cell,
+    ours,
+    sweep_arms,
+)
+from benchmarks.support.cells.selection import run_off_arms
+from benchmarks.support.harness import spread
 
 MIB = 1024 * 1024
 JITTER = (0.0, 0.002, -0.001, 0.001)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gain
-from benchmarks.support.cells.arms import FULL, Effort
-from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.results.selection import finalists
-from benchmarks.support.cells.results.spread import Spread, ratio, spread
+from benchmarks.support.cells.cell import FULL, Cell, Effort
 from benchmarks.support.cells.run import CellError, job_timeout_seconds, run_cell
+from benchmarks.support.cells.selection import finalists
+from benchmarks.support.harness import Spread, ratio, spread
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,10 @@ import pytest
 
 from bagua_client import Configuration
 from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.results.figures import Figures, figures_of
-from benchmarks.support.cells.results.goal import Goal, geometric_mean, with_interval
-from benchmarks.support.cells.results.goals import goals, judged
-from benchmarks.support.cells.results.report import show
-from benchmarks.support.cells.results.spread import ratio
+from benchmarks.support.cells.figures import Figures, figures_of
+from benchmarks.support.cells.goals import Goal, geometric_mean, goals, judged, with_interval
+from benchmarks.support.cells.report import show
+from benchmarks.support.harness import ratio
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,18 @@ import pytest
 
 from bagua_client import Configuration
 from benchmarks import gain
-from benchmarks.support.cells.arms import COMPRESSED, FULL, ON_GPUS, SMOKE, is_swept, sweep_arms
-from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.results.figures import Figures, figures_of
-from benchmarks.support.cells.results.goals import goals
-from benchmarks.support.cells.results.report import show
+from benchmarks.support.cells.cell import (
+    COMPRESSED,
+    FULL,
+    ON_GPUS,
+    SMOKE,
+    Cell,
+    is_swept,
+    sweep_arms,
+)
+from benchmarks.support.cells.figures import Figures, figures_of
+from benchmarks.support.cells.goals import goals
+from benchmarks.support.cells.report import show
 from benchmarks.support.cells.run import GPU_JOB_TIMEOUT_SECONDS, job_timeout_seconds
 from tests.benchmarks.gain.made_up import MIB, made_up_cell
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.cells.cell import Cell
-from benchmarks.support.cells.conditions import commit, processor
-from benchmarks.support.cells.results.figures import Figures, figures_of
-from benchmarks.support.cells.results.goals import goals
-from benchmarks.support.cells.results.report import show
-from benchmarks.support.cells.results.tables import means
+from benchmarks.support.cells.figures import Figures, figures_of
+from benchmarks.support.cells.goals import goals
+from benchmarks.support.cells.kept import commit, processor
+from benchmarks.support.cells.report import means, show
 from tests.benchmarks.gain.made_up import GOOD, made_up_cell
 
 pytestmark = pytest.mark.slow

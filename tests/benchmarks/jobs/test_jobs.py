@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bagua_client import Configuration
-from benchmarks.support.cells.arms import SMOKE, TUNED, ours, sweep_arms
-from benchmarks.support.cells.cell import Cell
+from benchmarks.support.cells.cell import SMOKE, TUNED, Cell, ours, sweep_arms
 from examples.launch import start, wait
 
 MEASURE = Path(__file__).resolve().parents[3] / "benchmarks" / "support" / "jobs" / "measure.py"

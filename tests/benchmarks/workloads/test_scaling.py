@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_simulator.workloads import CATALOG, architecture
-from benchmarks.support.workloads.scaling import scaled
+from benchmarks.support.workloads.sleeping import scaled
 
 pytestmark = pytest.mark.slow
 

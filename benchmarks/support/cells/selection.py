@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from bagua_client import Configuration
-
-from ..arms import (
+from benchmarks.support.cells.cell import (
     BAGUA_DEFAULT,
     COMPRESSED,
     COMPUTE,
@@ -16,11 +15,11 @@ from ..arms import (
     TUNED,
     TUNED_ALLOWED,
     Arm,
+    Cell,
     Effort,
     is_swept,
 )
-from ..cell import Cell
-from .spread import Spread
+from benchmarks.support.harness import Spread
 
 STOCK_DEFAULT_BYTES = 25 * MIB
 BAGUA_DEFAULT_BYTES = 10 * MIB

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.support.harness import Comparison
-
-from ..arms import BAGUA_DEFAULT, COMPUTE, STOCK_DEFAULT, TUNED, is_swept
-from ..cell import Cell
-from .beside import Beside, beside_of
-from .selection import (
+from benchmarks.support.cells.cell import (
+    BAGUA_DEFAULT,
+    COMPRESSED,
+    COMPUTE,
+    STOCK_DEFAULT,
+    TUNED,
+    TUNED_ALLOWED,
+    Cell,
+    is_swept,
+)
+from benchmarks.support.cells.selection import (
     best_flat,
     best_hierarchical,
     best_stock,
@@ -20,7 +25,52 @@ from .selection import (
     scaled_bagua_default,
     scaled_stock_default,
 )
-from .spread import Spread, ratio, spread
+from benchmarks.support.harness import Comparison, Spread, ratio, spread
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The job that was tuned with 16 bits allowed.
+
+    Attributes:
+        over_stock, over_compressed: how many times as fast as stock DDP's default, and as that with
+            torch's own hook for 16 bits (None: not measured).
+    """
+
+    step: Spread
+    over_stock: Comparison
+    over_compressed: Comparison | None
+    configuration: dict[str, Any]
+    tuning: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Beside:
+    compressed: Spread | None = None
+    allowed: Allowed | None = None
+
+
+def beside_of(result: Mapping[str, Any]) -> Beside:
+    """From the JSON of a cell."""
+    run_off = result["run_off"]["arms"]
+    compressed = run_off.get(COMPRESSED)
+    return Beside(
+        compressed=spread(compressed) if compressed else None,
+        allowed=_allowed(result) if result.get("allowed") else None,
+    )
+
+
+def _allowed(result: Mapping[str, Any]) -> Allowed:
+    run_off, compressed = result["run_off"]["arms"], result["run_off"]["arms"].get(COMPRESSED)
+    tuned = run_off[TUNED_ALLOWED]
+    return Allowed(
+        step=spread(tuned),
+        over_stock=ratio(tuned, run_off[STOCK_DEFAULT]),
+        over_compressed=ratio(tuned, compressed) if compressed else None,
+        configuration=result["arms"][TUNED_ALLOWED]["configuration"],
+        tuning=result["allowed"],
+    )
+
 
 EXPOSED = 1.10
 """Communication is exposed where stock DDP's default step takes so many times the computing."""

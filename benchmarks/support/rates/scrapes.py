@@ -17,9 +17,8 @@ from bagua_autotune.store.engine.tables import Base
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
-from benchmarks.support.load import Connection
-from benchmarks.support.one_process import report_content
-from benchmarks.support.serving import register, serving
+from benchmarks.support.rates.limit import report_content
+from benchmarks.support.rates.load import Connection, register, serving
 from tests.autotune.simulated_job import SimulatedJob
 
 MOST_SCRAPE_MS = 200.0

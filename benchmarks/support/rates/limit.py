@@ -15,8 +15,7 @@ from statistics import median, quantiles
 
 import psutil
 
-from benchmarks.support.load import Connection, results, working
-from benchmarks.support.serving import RANKS, register, serving
+from benchmarks.support.rates.load import RANKS, Connection, register, results, serving, working
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 
 JOBS = 400

@@ -1,0 +1,1 @@
+"""The parts of rates.py, and the load that they make."""
