@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from sklearn.datasets import load_digits
 
-from benchmarks.testbed.job import free_port
+from tests.deploy.slurm import free_ports
 from tests.upstream_bagua.running import (
     FAILED,
     PASSED,
@@ -129,7 +129,7 @@ def run_example(example: Example, folder: Path, devices: int, shows_output: bool
         return Result(str(example), SKIPPED, reason=why)
     script = folder / "examples" / example.file
     command = [sys.executable, "-m", "bagua_client.run", "--as-bagua", "--autotune", *LIMITS]
-    command += ["--nproc-per-node", str(example.ranks), "--master-port", str(free_port())]
+    command += ["--nproc-per-node", str(example.ranks), "--master-port", str(free_ports(1)[0])]
     began = time.monotonic()
     is_on_cpu = devices and SHARED_GPU not in os.environ
     epochs = ["--epochs", "4" if is_on_cpu else "8"] if example.has_epochs else []

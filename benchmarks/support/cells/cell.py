@@ -16,6 +16,20 @@ DEFAULT_MODELS = ("resnet50", "vgg16", "bert-base")
 DEFAULT_NETWORKS = ("300mbit", "1gbit", "1gbit-2ms", "unshaped")
 DEFAULT_GRADIENT_BYTES = 20_000_000
 DEFAULT_COMPUTE_SECONDS = 0.3
+KIB, MIB = 1024, 1024 * 1024
+Arm = dict[str, Any]
+STOCK_DEFAULT = "stock default"
+COMPUTE = "compute"
+TUNED = "tuned"
+TUNED_ALLOWED = "tuned, 16 bits allowed"
+COMPRESSED = "torch's bf16 hook"
+"""Stock DDP at its default with torch's own hook that sends gradients in 16 bits."""
+WAYS = {"off": "flat", "leaders": "leaders", "shards": "shards"}
+"""Values of the knob ``hierarchical`` and how arms name them."""
+BAGUA_DEFAULT = "flat 10 MiB"
+"""Ours at 10 MiB, Bagua's default bucket size."""
+FLOW_SIZES, FLOW_CHANNELS = (5 * MIB, 25 * MIB), (2, 4)
+"""Swept too where one connection gets a share of the link only."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +122,6 @@ def grid(
         for network in networks
         for model in models
     ]
-
-
-KIB, MIB = 1024, 1024 * 1024
-Arm = dict[str, Any]
-
-STOCK_DEFAULT = "stock default"
-COMPUTE = "compute"
-TUNED = "tuned"
-TUNED_ALLOWED = "tuned, 16 bits allowed"
-COMPRESSED = "torch's bf16 hook"
-"""Stock DDP at its default with torch's own hook that sends gradients in 16 bits."""
-WAYS = {"off": "flat", "leaders": "leaders", "shards": "shards"}
-"""Values of the knob ``hierarchical`` and how arms name them."""
-BAGUA_DEFAULT = "flat 10 MiB"
-"""Ours at 10 MiB, Bagua's default bucket size."""
-
-FLOW_SIZES, FLOW_CHANNELS = (5 * MIB, 25 * MIB), (2, 4)
-"""Swept too where one connection gets a share of the link only."""
 
 
 @dataclass(frozen=True)

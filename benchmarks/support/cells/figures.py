@@ -27,6 +27,14 @@ from benchmarks.support.cells.selection import (
 )
 from benchmarks.support.harness import Comparison, Spread, ratio, spread
 
+EXPOSED = 1.10
+"""Communication is exposed where stock DDP's default step takes so many times the computing."""
+UNSETTLED_STEPS = 3
+"""After the end of a tuning: what is kept comes into force in the next step, maybe with a re-cut
+that takes two."""
+WORTH_CHOOSING = 0.01
+"""Ways of reducing that differ by less are alike."""
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -70,15 +78,6 @@ def _allowed(result: Mapping[str, Any]) -> Allowed:
         configuration=result["arms"][TUNED_ALLOWED]["configuration"],
         tuning=result["allowed"],
     )
-
-
-EXPOSED = 1.10
-"""Communication is exposed where stock DDP's default step takes so many times the computing."""
-UNSETTLED_STEPS = 3
-"""After the end of a tuning: what is kept comes into force in the next step, maybe with a re-cut
-that takes two."""
-WORTH_CHOOSING = 0.01
-"""Ways of reducing that differ by less are alike."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,17 @@ from benchmarks.support.harness import Comparison, Spread
 
 FEWEST_FOR_INTERVAL = 6
 """With fewer rounds the bootstrap of a median ends at the least and at the largest of them."""
+Check = tuple[float, str, bool]
+"""How bad a cell is, its figure in words, and whether it meets the goal."""
+OVER_BEST = 1.02
+OVER_STOCK = 1.01
+SPEEDUP_OVER_STOCK = 1.15
+SPEEDUP_OVER_BAGUA_DEFAULT = 1.0826
+"""What Bagua published for its tuner, over its default."""
+TUNING_STEPS = 200
+CELL_SECONDS = 900.0
+SMOKE_SECONDS = 90.0
+CELL_TIME = f"a cell under {CELL_SECONDS:.0f} s, a smoke cell under {SMOKE_SECONDS:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,6 @@ class Goal:
     @property
     def verdict(self) -> str:
         return {True: "met", False: "MISSED", None: "not measured"}[self.is_met]
-
-
-Check = tuple[float, str, bool]
-"""How bad a cell is, its figure in words, and whether it meets the goal."""
 
 
 def every(
@@ -65,17 +72,6 @@ def with_interval(ratio: Comparison) -> str:
 def mean_speedup(found: Iterable[SpeedUp]) -> float:
     """Geometric."""
     return geometric_mean(each.found.paired_ratio for each in found)
-
-
-OVER_BEST = 1.02
-OVER_STOCK = 1.01
-SPEEDUP_OVER_STOCK = 1.15
-SPEEDUP_OVER_BAGUA_DEFAULT = 1.0826
-"""What Bagua published for its tuner, over its default."""
-TUNING_STEPS = 200
-CELL_SECONDS = 900.0
-SMOKE_SECONDS = 90.0
-CELL_TIME = f"a cell under {CELL_SECONDS:.0f} s, a smoke cell under {SMOKE_SECONDS:.0f} s"
 
 
 def judged(cells: Sequence[Figures]) -> tuple[list[Figures], list[str]]:

@@ -134,9 +134,11 @@ def show(profile: Mapping[str, Mapping[str, float] | None]) -> None:
 
 
 def traced(step: Callable[[], None], steps: int, warmup_steps: int, reads: bool) -> dict[str, Any]:
-    """The Chrome trace of all steps, with marks (see ``benchmarks/support/cells/occupancy.py``)
-    around those after the first ``warmup_steps``; empty unless ``reads``. All ranks must call it
-    together."""
+    """The Chrome trace of ``warmup_steps`` and ``steps`` under torch's profiler, on a GPU.
+
+    A mark (see MARK) stands before and after ``steps``; empty unless ``reads``. All ranks must call
+    it together.
+    """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         # Within the profile: when that begins the GPU has run out of work.

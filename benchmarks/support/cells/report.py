@@ -13,16 +13,6 @@ from benchmarks.support.cells.goals import Goal, judged, mean_speedup, with_inte
 from benchmarks.support.cells.selection import STOCK_DEFAULT_BYTES
 from benchmarks.support.harness import Spread, print_table
 
-
-@dataclass(frozen=True)
-class Table:
-    """Rows as long as the header; the title is a sentence without its end."""
-
-    title: str
-    header: Sequence[str]
-    rows: list[list[str]]
-
-
 SPEEDUPS: dict[str, Callable[[Figures], SpeedUp]] = {
     "stock DDP, 25 MiB (its default)": lambda cell: cell.over_stock,
     "stock DDP, default scaled": lambda cell: cell.over_scaled_stock,
@@ -31,6 +21,15 @@ SPEEDUPS: dict[str, Callable[[Figures], SpeedUp]] = {
     "ours, Bagua's default scaled": lambda cell: cell.over_scaled_bagua_default,
 }
 """What the tuned job is compared with, in the words of the tables."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows as long as the header; the title is a sentence without its end."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[list[str]]
 
 
 def means(cells: Sequence[Figures]) -> Table:

@@ -27,6 +27,11 @@ FAULTS = ("drop", "lose", "delay", "duplicate", "repeat late", "garble", "garble
 LONGEST_DELAY_SECONDS = 2.0
 PATIENCE_SECONDS = 30.0  # with a service that is frozen
 HANG_SECONDS = 1.0  # of a connection that is cut off
+TROUBLES = ("kill", "restart", "freeze", "cut off")
+QUIET_SECONDS = 2.0, 6.0
+QUIET_STARTS = 2.0
+"""After so many times what a start takes: on a slow machine the service would only be started."""
+TROUBLE_SECONDS = 0.5, 3.0
 
 
 class Report(NamedTuple):
@@ -194,13 +199,6 @@ def _garbled(body: bytes) -> bytes:
     """With bytes in its middle that no JSON has: damage that is seen."""
     middle = len(body) // 2
     return body[:middle] + b"\x00\xff\xfe" + body[middle + 3 :]
-
-
-TROUBLES = ("kill", "restart", "freeze", "cut off")
-QUIET_SECONDS = 2.0, 6.0
-QUIET_STARTS = 2.0
-"""After so many times what a start takes: on a slow machine the service would only be started."""
-TROUBLE_SECONDS = 0.5, 3.0
 
 
 class TroubledService:

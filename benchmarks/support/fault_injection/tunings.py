@@ -25,6 +25,14 @@ from benchmarks.support.fault_injection.trouble import Report
 from benchmarks.support.harness import print_table
 from tests.autotune.simulated_job import truth
 
+MOST_SECONDS = 600.0
+LONGEST_CALL_SECONDS = 1.0
+"""Of the training thread to the reporter, on a machine whose cores others use, too."""
+SERVER_WAIT_SECONDS = 10.0
+TOLERANCE = 0.05
+# Of their memory the processes share what stands there before them.
+PRELOADED = ["bagua_client.reporter.reporter", "bagua_simulator", "bagua_autotune.tuning.tuner"]
+
 
 @dataclass(frozen=True)
 class Books:
@@ -74,15 +82,6 @@ def _items(report: Report) -> list[object]:
 def _told_of(store: Store, job_id: str) -> set[object]:
     steps = {(trial, step.step, step.values) for trial, step in store.observations(job_id)}
     return {*steps, *((event.kind, event.trial, event.step) for event in store.events(job_id))}
-
-
-MOST_SECONDS = 600.0
-LONGEST_CALL_SECONDS = 1.0
-"""Of the training thread to the reporter, on a machine whose cores others use, too."""
-SERVER_WAIT_SECONDS = 10.0
-TOLERANCE = 0.05
-# Of their memory the processes share what stands there before them.
-PRELOADED = ["bagua_client.reporter.reporter", "bagua_simulator", "bagua_autotune.tuning.tuner"]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,18 @@ from bagua_simulator.workloads import architecture
 
 MIB = 1024**2
 TCP_LATENCY_SECONDS, RDMA_LATENCY_SECONDS = 80e-6, 5e-6
+KIB = 1024
+FREE_CHANNELS = 2
+Generator = np.random.Generator
+# What one step's gradients may take; fewer would leave nothing to cut, more only costs time.
+FEWEST_BYTES, MOST_BYTES = 8 * MIB, 2048 * MIB
+# How long the gradients would take on an idle link, over the time that a step computes. At the low
+# end nothing can be gained, at the high end only the network counts.
+COMMUNICATION_SHARES = (0.05, 2.5)
+COMPUTE_SECONDS = (0.015, 0.8)
+# Bytes per second: 0.5 to 400 Gbit/s between nodes; a slow PCIe switch and NVLink inside them.
+SLOWEST_LINK, FASTEST_LINK = 0.0625e9, 50e9
+INSIDE_RATES = (10e9, 100e9)
 
 
 def alexnet() -> Architecture:
@@ -176,10 +188,6 @@ def _block(name: str, width: int, hidden: int, tokens: int) -> list[Layer]:
     ]
 
 
-KIB = 1024
-FREE_CHANNELS = 2
-
-
 @dataclass(frozen=True)
 class Oddities:
     """What is odd about a network.
@@ -234,18 +242,6 @@ class OddSimulator(Simulator):
             )
             for phases in parts
         ]
-
-
-Generator = np.random.Generator
-# What one step's gradients may take; fewer would leave nothing to cut, more only costs time.
-FEWEST_BYTES, MOST_BYTES = 8 * MIB, 2048 * MIB
-# How long the gradients would take on an idle link, over the time that a step computes. At the low
-# end nothing can be gained, at the high end only the network counts.
-COMMUNICATION_SHARES = (0.05, 2.5)
-COMPUTE_SECONDS = (0.015, 0.8)
-# Bytes per second: 0.5 to 400 Gbit/s between nodes; a slow PCIe switch and NVLink inside them.
-SLOWEST_LINK, FASTEST_LINK = 0.0625e9, 50e9
-INSIDE_RATES = (10e9, 100e9)
 
 
 def new_seed() -> int:

@@ -23,6 +23,9 @@ from tests.autotune.server import ServeProcess
 PROCESSES = 2
 Share = TypeVar("Share")
 Result = TypeVar("Result")
+RANKS = 8
+LOADING_SECONDS = 2.0
+DEFAULT = {"bucket_bytes": 25 * 2**20}
 
 
 class Connection:
@@ -43,13 +46,9 @@ class Connection:
         """
         return self._send("POST", path, content)
 
-    def put(self, path: str, content: bytes) -> bytes:
-        """The same, of what is made or is there already."""
-        return self._send("PUT", path, content)
-
     def _send(self, method: str, path: str, content: bytes | None) -> bytes:
         self._http.request(method, path, content, {"Content-Type": "application/json"})
-        # Else 40 ms for the second part of an answer sent in two, as Bagua's service sends them.
+        # Else 40 ms for the second part of an answer that is sent in two.
         self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         response = self._http.getresponse()
         answer = response.read()
@@ -74,11 +73,6 @@ def results(futures: Sequence[Future[list[Result]]]) -> list[Result]:
 def _in_threads(work: Callable[[Share], Result], shares: Sequence[Share]) -> list[Result]:
     with ThreadPoolExecutor(max(1, len(shares))) as threads:
         return list(threads.map(work, shares))
-
-
-RANKS = 8
-LOADING_SECONDS = 2.0
-DEFAULT = {"bucket_bytes": 25 * 2**20}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,12 @@ SAMPLERS: dict[str, type[Any]] = {
 
 
 class OptunaEngine:
-    """See Engine. ``sampler`` is one of SAMPLERS."""
+    """See Engine. A size is an integer, its exponent in half-powers of two; any other knob is
+    categorical.
+
+    Args:
+        sampler: one of SAMPLERS.
+    """
 
     def __init__(self, sampler: str, landscape: Landscape, seed: int) -> None:
         optuna.logging.set_verbosity(logging.WARNING)
@@ -81,7 +86,10 @@ class OptunaEngine:
 
 
 class OurEngine:
-    """See Engine.
+    """See Engine. The service's own search methods, driven as the service drives them.
+
+    A searcher is built anew for each decision, with the cost model fitted to all profiles, and told
+    every trial so far; all of that is part of the time that a decision takes.
 
     Args:
         method: the name of a search method of the service.

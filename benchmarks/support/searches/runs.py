@@ -18,6 +18,11 @@ from benchmarks.support.searches.engines import ENGINES, PEERS
 from benchmarks.support.searches.landscape import SPACES, load
 
 TOLERANCES = (0.05, 0.02, 0.01)
+GOAL_NOISE = 0.05
+PROPOSAL_MS = 50
+Group = tuple[str, float]
+Goal = tuple[str, str, bool]
+"""What is asked for, what was found, and whether that meets it."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,6 @@ _landscape = cache(load)
 def _generator(setting: Setting, trial: int) -> np.random.Generator:
     problem = zlib.crc32(setting.problem.encode())
     return np.random.default_rng([problem, round(1e6 * setting.noise), setting.seed, trial])
-
-
-GOAL_NOISE = 0.05
-PROPOSAL_MS = 50
-Group = tuple[str, float]
-Goal = tuple[str, str, bool]
-"""What is asked for, what was found, and whether that meets it."""
 
 
 def by_group(runs: Iterable[Run]) -> dict[Group, dict[str, Figures]]:

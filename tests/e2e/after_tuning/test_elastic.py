@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
 import torch.distributed as dist
@@ -14,9 +16,6 @@ import torch.distributed as dist
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.views import Life, Overviews
-from benchmarks.testbed import Host
-from benchmarks.testbed.processes import end
-from benchmarks.testbed.records import marked
 from tests.e2e.conftest import wait_until
 from tests.e2e.programs.elastic_agent import NAME, Agent, newest
 
@@ -31,12 +30,12 @@ class Nodes:
     def __init__(self, folder: Path, endpoint: str, mark: str) -> None:
         self._folder = folder
         variables = {MARK: mark, "OMP_NUM_THREADS": "1"}
-        here = Host("here", "127.0.0.1", "lo", environment=variables)
         training = ["--snapshot", str(folder / "snapshot.pt"), "--steps", "100000"]
         training += ["--width", "48", "--batch", "8"]
         log = folder / "ranks.log"
         self.agents = [
-            Agent(here, 2, folder / f"disk-{node}", endpoint, training, log) for node in range(2)
+            Agent(variables, 2, folder / f"disk-{node}", endpoint, training, log)
+            for node in range(2)
         ]
         self._seen: set[str] = set()
 
@@ -64,8 +63,25 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     mark = uuid.uuid4().hex
     made = Nodes(tmp_path, f"127.0.0.1:{rendezvous.port}", mark)
     yield made
-    end([agent.process for agent in made.agents])
+    for agent in made.agents:
+        agent.process.terminate()
+    for agent in made.agents:
+        try:
+            agent.process.wait(3)
+        except TimeoutExpired:
+            agent.process.kill()
+            agent.process.wait()
     wait_until(lambda: not marked(f"{MARK}={mark}"), "the end of all that was started", 20)
+
+
+def marked(variable: str) -> set[int]:
+    """Processes that were started with ``NAME=value`` in their environment."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # ended, or somebody else's
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
 
 
 def lives(agent: Agent, job_id: str) -> list[Life]:

@@ -1,22 +1,23 @@
-"""torchrun of an elastic job, on a host with a disk of its own, and what its service stored."""
+"""torchrun of an elastic job, with a disk of its own, and what its service stored."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import PIPE, run
+from subprocess import DEVNULL, PIPE, Popen, run
 
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import StoreError
-from benchmarks.testbed import Host
-from benchmarks.testbed.tools import dies_with_parent
 from tests.autotune.support import stored_jobs
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "elastic.py"
 NAME = "elastic"
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 PATIENCE = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 VARIABLES = {
     # Else gloo's ranks look for one another where those of the life before were.
@@ -29,32 +30,41 @@ VARIABLES = {
 
 
 class Agent:
-    """torchrun on a host, with a disk of its own.
+    """torchrun on this machine, with a disk of its own.
 
     Args:
-        disk: for what the host's services and nodes keep.
+        variables: of its environment, beside this process's and ours.
+        disk: for what its services and nodes keep.
         endpoint: of the rendezvous.
         training: arguments of the example.
         log: what the ranks print is added here.
     """
 
     def __init__(
-        self, host: Host, ranks: int, disk: Path, endpoint: str, training: Sequence[str], log: Path
+        self,
+        variables: Mapping[str, str],
+        ranks: int,
+        disk: Path,
+        endpoint: str,
+        training: Sequence[str],
+        log: Path,
     ) -> None:
         self.disk = disk
         self.database = disk / "bagua-autotune" / "autotune.db"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
         command += [f"--nproc-per-node={ranks}", "--max-restarts=3", f"--rdzv-id={NAME}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={PATIENCE}"]
-        command += [f"--local-addr={host.address}", "--no-python"]
+        command += ["--local-addr=127.0.0.1", "--no-python"]
         # Ranks must not outlive a torchrun that is killed.
-        command += [*dies_with_parent(), *host.priority, sys.executable, "-u", str(SCRIPT)]
+        command += [*DIES_WITH_PARENT, sys.executable, "-u", str(SCRIPT)]
         with log.open("ab") as output:
-            self.process = host.popen(
-                [*command, *training],
-                {**VARIABLES, "XDG_DATA_HOME": str(disk)},
+            self.process = Popen(
+                [*DIES_WITH_PARENT, *command, *training],
+                env={**os.environ, **variables, **VARIABLES, "XDG_DATA_HOME": str(disk)},
+                stdin=DEVNULL,
                 stdout=output,
                 stderr=output,
+                start_new_session=True,
             )
 
     def workers(self) -> list[int]:
