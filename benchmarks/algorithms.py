@@ -43,8 +43,9 @@ from benchmarks.support.cells.cell import (
     Effort,
     grid,
 )
+from benchmarks.support.cells.jobs import CellError, Jobs
 from benchmarks.support.cells.kept import conditions
-from benchmarks.support.cells.run import CellError, Parts
+from benchmarks.support.cells.run import job_timeout_seconds
 from benchmarks.support.harness import print_table, ratio, spread, write_json
 from benchmarks.testbed import Network, Testbed
 
@@ -119,8 +120,10 @@ def measured(cell: Cell, options: argparse.Namespace, folder: Path) -> dict[str,
         if testbed.fallback:
             raise CellError(testbed.fallback)
         found = conditions(testbed)
-        parts = Parts(cell, usual, folder, testbed, {})
-        tuning = None if options.no_tuning else parts.tune(",".join(LISTED))
+        jobs = Jobs(cell.name, cell.workload, folder, testbed, job_timeout_seconds(cell))
+        tuning = None
+        if not options.no_tuning:
+            tuning = jobs.tune(usual.most_tuning_steps, ",".join(LISTED))
         arms = [*REFERENCES, *(arm for group in swept.values() for arm in group)]
         turns = [[arm["name"] for arm in group] for group in swept.values()]
         if tuning:
@@ -132,7 +135,7 @@ def measured(cell: Cell, options: argparse.Namespace, folder: Path) -> dict[str,
             "groups": [[arm["name"]] for arm in (*REFERENCES, *(arms[-1:] if tuning else []))]
             + turns,
         }
-        times = parts.measure("sweep and run-off", arms, 1, usual.sweep_steps, run_off=again)
+        times = jobs.measure(arms, 1, usual.sweep_steps, run_off=again)
     return {"cell": cell.to_json(), "conditions": found, "tuning": tuning, **times}
 
 

@@ -31,8 +31,9 @@ from benchmarks.support.cells.cell import (
 )
 from benchmarks.support.cells.figures import Figures, figures_of
 from benchmarks.support.cells.goals import goals, judged
+from benchmarks.support.cells.jobs import CellError
 from benchmarks.support.cells.report import headline, show
-from benchmarks.support.cells.run import CellError, run_cell
+from benchmarks.support.cells.run import run_cell
 from benchmarks.support.harness import write_json
 
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}

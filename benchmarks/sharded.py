@@ -20,9 +20,11 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from benchmarks.support.cells import occupancy
+from benchmarks.support.cells.jobs import Jobs
 from benchmarks.support.cells.kept import conditions, export_job
 from benchmarks.support.cells.sharded_jobs import (
-    Jobs,
+    JOB_TIMEOUT_SECONDS,
+    MOST_TUNING_STEPS,
     add_choice_of_cells,
     check_hosts,
     run_cells,
@@ -127,19 +129,19 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     folder.mkdir(parents=True, exist_ok=True)
     workload = _workload(model, options)
     with testbed_of(network, options) as testbed:
-        jobs = Jobs(name, workload, folder, testbed)
+        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
         tunings = {}
         if not (options.overhead or options.by_hand or options.only_allowed):
-            tunings[TUNED] = jobs.tune()
+            tunings[TUNED] = jobs.tune(MOST_TUNING_STEPS)
         if options.allow and not options.by_hand:
-            tunings[ALLOWED] = jobs.tune(",".join(options.allow))
+            tunings[ALLOWED] = jobs.tune(MOST_TUNING_STEPS, ",".join(options.allow))
         stage = _stage(model, tunings, options)
         return {
             "cell": {"model": model, "network": network, "hosts": options.hosts, **workload},
             "conditions": conditions(testbed),
             "fallback": testbed.fallback,
             "tunings": tunings,
-            **jobs.run("measure", "measure", stage),
+            **jobs.measure(**stage),
         }
 
 
@@ -178,7 +180,7 @@ def _stage(
     }
     if options.profile:
         again["profiled_steps"] = PROFILED_STEPS
-    return {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
+    return {"arms": arms, "rounds": 1, "steps": 2, "run_off": again}
 
 
 def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
             "seed": options.seed,
             "most_steps": MOST_MEMORY_STEPS,
         }
-        jobs = Jobs(name, workload, folder, testbed)
+        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
         variables = jobs.served(folder)
         found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
         tunings = judged(found)

@@ -21,10 +21,11 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
+from benchmarks.support.cells.jobs import JOBS, Jobs
 from benchmarks.support.cells.kept import conditions
 from benchmarks.support.cells.sharded_jobs import (
-    JOBS,
-    Jobs,
+    JOB_TIMEOUT_SECONDS,
+    MOST_TUNING_STEPS,
     add_choice_of_cells,
     check_hosts,
     run_cells,
@@ -112,14 +113,14 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     if options.system and not options.equal:
         found["system"] = search(name, model, network, folder, options)
     with testbed_of(network, options) as testbed:
-        jobs = Jobs(name, workload, folder, testbed)
+        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
         if options.equal:
             variables = {**jobs.served(folder), "BAGUA_AUTOTUNE": "1", **QUICK}
             spec = _numbers(model, options)
             found |= jobs.run("zero_equal", "equal", spec, variables, EQUAL_TIMEOUT_SECONDS)
         else:
-            found["tuning"] = jobs.tune()
-            found |= jobs.run("measure", "measure", _stage(model, found, options))
+            found["tuning"] = jobs.tune(MOST_TUNING_STEPS)
+            found |= jobs.measure(**_stage(model, found, options))
         return {**found, "conditions": conditions(testbed), "fallback": testbed.fallback}
 
 
@@ -152,7 +153,6 @@ def _stage(model: str, found: Mapping[str, Any], options: argparse.Namespace) ->
         "arms": [*stock, *by_hand, *rest],
         "rounds": 1,
         "steps": 2,
-        "warmup_steps": 1,
         "run_off": {
             "rounds": options.rounds,
             "steps": 2,

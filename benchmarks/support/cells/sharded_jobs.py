@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import secrets
 import sys
-import time
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.cells.kept import tail, with_stored
 from benchmarks.support.harness import Comparison, print_table, ratio, spread, write_json
 from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
 JOBS = Path(__file__).parents[1] / "jobs"
-OUT_OF_MEMORY = "OutOfMemoryError"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
 
@@ -47,77 +42,6 @@ def testbed_of(network: str, options: argparse.Namespace) -> Testbed:
     """The hosts of a cell, not yet made."""
     ranks = len(options.gpus or ()) // options.hosts or 1
     return Testbed(Network.parse(network), options.hosts, ranks, gpus=options.gpus or False)
-
-
-class Jobs:
-    """The jobs of one cell, all on its testbed; what they write is in ``folder``."""
-
-    def __init__(
-        self, name: str, workload: Mapping[str, Any], folder: Path, testbed: Testbed
-    ) -> None:
-        self._name, self._workload = name, workload
-        self._folder, self._testbed = folder, testbed
-        if testbed.fallback:
-            print(f"{name}: over loopback: {testbed.fallback}", flush=True)
-
-    def served(self, folder: Path) -> dict[str, str]:
-        """The variables by which a job finds a service of its own, whose database, a new one, is
-        in ``folder``."""
-        token, database = secrets.token_urlsafe(16), folder / "autotune.db"
-        folder.mkdir(exist_ok=True)
-        database.unlink(missing_ok=True)
-        return {
-            "BAGUA_AUTOTUNE_URL": self._testbed.serve(database, token, folder / "service.log"),
-            "BAGUA_AUTOTUNE_TOKEN": token,
-            "BAGUA_AUTOTUNE_JOB": self._name,
-        }
-
-    def tune(self, allow: str = "") -> dict[str, Any]:
-        """A live tuning, by a service of its own; with what that stored."""
-        folder = self._folder / (allow or "exact")
-        variables = {
-            **self.served(folder),
-            "BAGUA_AUTOTUNE": "1",
-            "BAGUA_AUTOTUNE_ALLOW": allow,
-        }
-        limits = {
-            "most_steps": MOST_TUNING_STEPS,
-            "after_steps": 5,
-            "tells_loss": bool(allow),
-        }
-        found = self.run("tune", f"tune-{allow or 'exact'}", limits, variables)
-        return with_stored(found, folder / "autotune.db", self._name, folder)
-
-    def run(
-        self,
-        program: str,
-        name: str,
-        specification: Mapping[str, Any],
-        variables: Mapping[str, str] | None = None,
-        timeout_seconds: float = JOB_TIMEOUT_SECONDS,
-    ) -> dict[str, Any]:
-        """One torchrun job over all hosts, and what its rank 0 wrote.
-
-        Raises:
-            RuntimeError: it failed.
-            TimeoutError: it took longer.
-        """
-        began = time.monotonic()
-        reads, writes, log = (
-            self._folder / f"{name}{end}" for end in (".spec.json", ".json", ".log")
-        )
-        writes.unlink(missing_ok=True)
-        log.unlink(missing_ok=True)
-        reads.write_text(json.dumps({**self._workload, **specification}, indent=2))
-        script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
-        code = self._testbed.start(script, variables, log).wait(timeout_seconds)
-        if code or not writes.exists():
-            if log.exists() and OUT_OF_MEMORY in log.read_text(errors="replace"):
-                print(f"{self._name}: {name} ran out of memory", file=sys.stderr, flush=True)
-            raise RuntimeError(f"{name} ended with exit code {code}; {log} ends:\n{tail(log)}")
-        print(f"{self._name}: {name}, {time.monotonic() - began:.0f} s", flush=True)
-        found: dict[str, Any] = json.loads(writes.read_text())
-        return found
 
 
 def show_in_turns(measured: Mapping[str, Any], stock: str) -> None:
@@ -167,7 +91,7 @@ def run_cells(
     for model, network in product(options.models, options.networks):
         try:
             result = run(model, network, options)
-        except (RuntimeError, TimeoutError) as error:  # The other cells cost time, too.
+        except RuntimeError as error:  # The other cells cost time, too.
             print(f"{model}, {network}: {error}", file=sys.stderr, flush=True)
             failures.append(f"{model} {network}")
             continue

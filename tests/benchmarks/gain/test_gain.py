@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import gain
 from benchmarks.support.cells.cell import FULL, Cell, Effort
-from benchmarks.support.cells.run import CellError, job_timeout_seconds, run_cell
+from benchmarks.support.cells.jobs import CellError
+from benchmarks.support.cells.run import job_timeout_seconds, run_cell
 from benchmarks.support.cells.selection import finalists
 from benchmarks.support.harness import Spread, ratio, spread
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
