@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 from benchmarks.support.cells import occupancy
 from benchmarks.support.cells.jobs import Jobs
 from benchmarks.support.cells.kept import conditions, export_job
-from benchmarks.support.cells.sharded_jobs import (
+from benchmarks.support.cells.sharded import (
     JOB_TIMEOUT_SECONDS,
     MOST_TUNING_STEPS,
     add_choice_of_cells,

@@ -1,9 +1,10 @@
 """Cells of the gain bench: one model on one network, tuned live and measured against the rest.
 
 ``cell`` says what a cell is and what is measured in it, ``selection`` what of that is measured
-twice; ``run`` runs one, ``jobs`` its jobs, and ``kept`` is what is kept beside its figures. ``figures`` are what it
-showed, ``goals`` whether that is enough; ``report`` prints it. ``sharded_jobs`` runs the cells of
-sharded models, and ``occupancy`` says what their GPUs were busy with.
+twice; ``run`` runs one, ``jobs`` its jobs, and ``kept`` is what is kept beside its figures.
+``figures`` are what it showed, ``goals`` whether that is enough; ``report`` prints it.
+``sharded`` has what cells of sharded models share; ``occupancy`` says what GPUs were busy
+with.
 
 A cell's JSON file holds::
 

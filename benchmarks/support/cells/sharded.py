@@ -1,4 +1,4 @@
-"""The jobs of a cell whose model ``fully_shard`` or ZeRO shards, and what is printed of them."""
+"""What sharded.py and zero.py share: which cells are measured, and what is printed of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from benchmarks.support.harness import Comparison, print_table, ratio, spread, write_json
 from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
-JOBS = Path(__file__).parents[1] / "jobs"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
 
