@@ -2,8 +2,9 @@
 
 A tenth of them are made by schemathesis from the OpenAPI document (where it is installed), the
 others by hypothesis for both APIs; of these some are cut off in the middle, and some come byte by
-byte. Every 200th has up to 16 MiB that would grow when parsed. Ends with 1 if anything was answered by a 5xx or with a traceback, if what was stored before is not as it was, if the
-database is damaged, if the service took 400 MiB, or if /healthz took over a second meanwhile.
+byte. Every 200th has up to 16 MiB that would grow when parsed. Ends with 1 if anything was answered
+by a 5xx or with a traceback, if what was stored before is not as it was, if the database is
+damaged, if the service took 400 MiB, or if /healthz took over a second meanwhile.
 
     python benchmarks/fuzz.py
     python benchmarks/fuzz.py --requests 2000 --seed 7
