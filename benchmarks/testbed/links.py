@@ -1,14 +1,24 @@
-"""Links between namespaces: a bridge with a pair of interfaces for each host, rates by ``tc``."""
+"""Links between namespaces, with rates by ``tc``.
+
+Without a delay: a bridge, with a pair of interfaces for each host. With one: every host's link is a
+TAP device of a switch that holds frames.
+"""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from .host import Host
 from .network import Network
-from .tools import run
+from .processes import ProcessError, read_line
+from .tools import ToolError, run
 
 INTERFACE = "eth0"
+SOURCE = Path(__file__).with_name("switch.c")
+NAMESPACES = Path("/run/netns")
 
 
 def add_namespaces(names: Sequence[str]) -> None:
@@ -34,6 +44,30 @@ def bridge(hosts: Sequence[Host], switch: str) -> None:
         pair = ["link", "add", host.interface, "type", "veth", "peer", "name", host.name]
         run("ip", "-n", host.namespace, *pair, "netns", switch)
         run("ip", "-n", switch, "link", "set", host.name, "master", "bridge", "up")
+
+
+def delayed(
+    hosts: Sequence[Host], place: Host, round_trip_seconds: float, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Compile the switch in ``folder`` and start it in ``place``; the hosts' links are there then.
+
+    The frames of either direction are held for half of the round trip.
+
+    Raises:
+        ToolError: no C compiler, or the kernel has no TAP devices.
+    """
+    if shutil.which("cc") is None:
+        raise ToolError("a delay needs a C compiler named cc")
+    program = folder / "switch"
+    run("cc", "-O2", "-o", str(program), str(SOURCE))
+    command = [str(program), f"{round_trip_seconds / 2 * 1e9:.0f}", hosts[0].interface]
+    command += [str(NAMESPACES / str(host.namespace)) for host in hosts]
+    process = place.popen(command, hurried=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        read_line(process)
+    except ProcessError as error:
+        raise ToolError(f"the switch for the delay {error}") from None
+    return process
 
 
 def bring_up(hosts: Sequence[Host], network: Network) -> None:

@@ -15,10 +15,9 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from . import gpus as of_gpus
-from .delay import switch as delayed
 from .host import Host
 from .job import Job
-from .links import INTERFACE, add_namespaces, bridge, bring_up
+from .links import INTERFACE, add_namespaces, bridge, bring_up, delayed
 from .network import Network
 from .processes import ProcessError, end, read_line
 from .records import Record, clean

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +84,26 @@ def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None
     result = json.loads((tmp_path / "gpt2-tiny-unshaped.json").read_text())
     assert set(result["run_off"]["arms"]) == {sharded.STOCK, sharded.OFF, sharded.DEFAULT}
     assert sharded.DEFAULT in done.stdout
+
+
+def setting(kept: int) -> dict[str, Any]:
+    return {"kept_units": kept, "channels": 1}
+
+
+SWEPT = [
+    {"configuration": setting(kept), "seconds": 1 - kept / 10, "peak_bytes": 100 + 10 * kept}
+    for kept in (0, 2, 4)
+]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "is_found", "is_over"),
+    [(125, 2, True, False), (125, 0, False, False), (125, 4, False, True), (145, 4, True, False)],
+)
+def test_the_best_that_fits_is_that_of_the_sweep(
+    limit: int, kept: int, is_found: bool, is_over: bool
+) -> None:
+    tuning = {"allowed_bytes": limit / 0.9, "configuration": setting(kept)}
+    (found,) = sharded.judged({"swept": SWEPT, "tunings": [tuning]})
+    assert (found["is_found"], found["is_over"]) == (is_found, is_over)
+    assert found["best"] == setting(2 if limit == 125 else 4)

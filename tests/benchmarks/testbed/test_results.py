@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.results import read_since, written
+from benchmarks.testbed.__main__ import read_since, written
 
 pytestmark = pytest.mark.slow
 
