@@ -2,7 +2,7 @@
 
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
-python benchmarks/tuning.py --parts noise --beside ../today    # beside another checkout
+python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from benchmarks.support.harness import print_table, write_json
 from benchmarks.support.noise import figures as noise
 from benchmarks.support.noise import tunings as noisy
 from benchmarks.support.noise.cases import new_seed
+from benchmarks.support.noise.rivals import RIVALS
+from benchmarks.support.searches import bagua_optimizer
 from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
@@ -263,6 +265,13 @@ def parse() -> argparse.Namespace:
         help="the seed of the drawn jobs of an earlier run, to repeat it",
     )
     of_noise.add_argument(
+        "--rivals",
+        nargs="*",
+        choices=RIVALS,
+        default=[],
+        help="searches that get as many steps as ours took",
+    )
+    of_noise.add_argument(
         "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
     )
     options = parser.parse_args()
@@ -283,12 +292,16 @@ def main() -> None:
     # The processes share the machine; more threads than cores only make them slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"drawn jobs: --draw {options.draw}")
+    if "bagua" in options.rivals:
+        bagua_optimizer.prepare()
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        NOISE: lambda: noisy.run(options.tunings, options.processes, options.draw),
+        NOISE: lambda: noisy.run(
+            options.tunings, options.processes, options.draw, tuple(options.rivals)
+        ),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):

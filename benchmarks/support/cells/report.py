@@ -1,4 +1,4 @@
-"""Prints what the cells showed, as tables: for a terminal, or as reports/2026-11-hosts.md holds it."""
+"""Prints what the cells showed: for a terminal, or as reports/2026-11-hosts.md has it."""
 
 from __future__ import annotations
 

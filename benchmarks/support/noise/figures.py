@@ -56,8 +56,28 @@ def of_noise(rows: Sequence[Row]) -> dict[str, Figures]:
     return found | {kind: figures(kinds[kind]) for kind in sorted(kinds) if kind != ALL}
 
 
+def of_searches(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
+    """Ours, that of the other checkout, and the rivals, after the same steps as ours."""
+    searches = {"ours": list(rows)}
+    if others:
+        searches["ours, beside"] = list(others)
+    for name in rows[0]["rivals"]:
+        searches[name] = [{**row, **row["rivals"][name]} for row in rows]
+    return {name: _of_search(own) for name, own in searches.items()}
+
+
+def _of_search(rows: Sequence[Row]) -> Figures:
+    found = figures(rows)
+    asked = ("tunings", NAME_OF_REGRET, NAME_OF_SLOWER, "within 2 %", "within 5 %")
+    kinds = {name: own for name, own in sorted(grouped(rows, "truth").items()) if name != ALL}
+    return {name: found[name] for name in asked} | {
+        f"2 %: {kind}": f"{fmean(row['regret'] <= 0.02 for row in own):.0%}"
+        for kind, own in kinds.items()
+    }
+
+
 def show(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
-    """Print a table, what ran beside each line below it; all lines."""
+    """Print a table, what ran beside each line below it, and one of the searches; all lines."""
     besides: Sequence[Row] = ()
     if others:
         rows, besides = joined(rows, others)
@@ -69,13 +89,21 @@ def show(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
             for name in lines
             for key, own in ((name, lines[name]), (f"  {name}, beside", beside[name]))
         }
-    columns = list(lines[ALL])
-    table = [(name, *(own[column] for column in columns)) for name, own in lines.items()]
-    print()
-    print_table(("noise", *columns), table)
+    _print("noise", lines)
     if besides:
         print(f"noise: against what ran beside it, on average: {difference(rows, besides)}")
-    return {f"noise: {name.strip()}": own for name, own in lines.items()}
+    shown = {f"noise: {name.strip()}": own for name, own in lines.items()}
+    if rows[0]["rivals"] or besides:
+        searches = of_searches(rows, besides)
+        _print("search", searches)
+        shown |= {f"search: {name}": own for name, own in searches.items()}
+    return shown
+
+
+def _print(title: str, lines: Mapping[str, Figures]) -> None:
+    columns = list(next(iter(lines.values())))
+    print()
+    print_table((title, *columns), [(n, *(own[c] for c in columns)) for n, own in lines.items()])
 
 
 def difference(rows: Sequence[Row], besides: Sequence[Row]) -> str:
