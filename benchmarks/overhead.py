@@ -146,8 +146,8 @@ def time_the_agent(spent: list[float], switches: list[float]) -> None:
     """Time every call of the agent at the last gradient and the end of a step, and after the
     optimizer's; not the groups made in it, which count as switching."""
     from bagua_client.agent.agent import Agent
-    from bagua_client.measuring.boundary import StepBoundary
     from bagua_client.measuring.clock import StepTimer
+    from bagua_client.measuring.rank_measurement import StepBoundary
 
     reduction_done, after_step = Agent.reduction_done, StepBoundary._after_step
     computed = StepTimer.computed

@@ -16,8 +16,8 @@ from math import inf
 
 from bagua_autotune.model.knobs import Value
 from bagua_simulator import Cluster, Simulator, Workload
+from bagua_simulator.algorithms.comparison import Replicas
 from bagua_simulator.algorithms.exchanges import ALGORITHMS, SHIFT_ONE, Sends
-from bagua_simulator.algorithms.replicas import Replicas
 from bagua_simulator.workloads import load
 
 NODES, RANKS_PER_NODE = 16, 8
