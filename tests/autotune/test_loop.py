@@ -13,7 +13,7 @@ import requests
 from flask import Flask
 
 from bagua_autotune import connections
-from bagua_autotune.loop import Loop
+from bagua_autotune.connections import Loop
 from tests.autotune.server import serving_here
 
 PATIENCE_SECONDS = 60

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
@@ -11,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bagua_autotune.cli.output import speedup_words
-from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED, CONTACT_SECONDS, RUNS
 from bagua_autotune.model.text import (
@@ -21,6 +22,30 @@ from bagua_autotune.model.text import (
     describe_seconds,
 )
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
+
+# A series of numbers in one line of block characters.
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw the values in at most ``width`` characters; each shows the median of its share of the
+    values.
+    """
+    shares = condense(values, width)
+    low, high = min(shares, default=0.0), max(shares, default=0.0)
+    if high <= low:
+        return BLOCKS[0] * len(shares)
+    steps = (len(BLOCKS) - 1) / (high - low)
+    return "".join(BLOCKS[round((value - low) * steps)] for value in shares)
+
+
+def condense(values: Sequence[float], width: int) -> list[float]:
+    """The values, or the medians of ``width`` shares of nearly equal length."""
+    count = min(len(values), width)
+    ends = [place * len(values) // count for place in range(count + 1)] if count > 0 else []
+    return [median(values[begin:end]) for begin, end in pairwise(ends)]
+
 
 LABEL_WIDTH = 9
 WIDEST_GRAPH = 80

@@ -4,19 +4,131 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
-from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
 from bagua_autotune.costs.fitting import fit_costs
 from bagua_autotune.costs.layouts import Floats, Integers, Layouts, LayoutTable
-from bagua_autotune.costs.partition import best_partition
 from bagua_autotune.costs.queues import points_of
 from bagua_autotune.costs.timeline import Paths, Queues, find_paths, parts
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import Profile
+
+# The best explicit list of buckets under a cost model, by dynamic programming.
+#
+# With one channel, and if launching takes no time, a list is best if each of its beginnings is: the
+# time at which tensors 0..j have arrived depends on earlier buckets only through the time at which
+# those have arrived.  So
+# end(j) = min over i < j of max(ready(j), end(i)) + latency + bytes(i..j) x seconds per byte,
+# the optimal merging that MG-WFBP (Shi, Chu and Li, INFOCOM 2019) finds greedily.  Launches delay
+# what follows; they are added along the best beginnings, which is nearly optimal.
+
+# Longer lists are cut only at every few tensors, which loses almost nothing.
+MOST_PLACES = 600
+# Times that differ by a smaller part are equal but for the rounding, which differs from one
+# processor to another.
+ROUNDING = 1e-9
+
+
+def best_partition(
+    tensors: Sequence[Tensor], ready_seconds: Floats, cost: Cost, launch_seconds: float = 0.0
+) -> tuple[int, ...] | None:
+    """Tensor counts of the buckets; None where one contiguous list cannot hold all tensors.
+
+    Args:
+        tensors: in gradient-ready order.
+        ready_seconds: per tensor, not decreasing.
+        cost: of the collectives, one after the other.
+        launch_seconds: the delay of all tensors behind a bucket.
+    """
+    if len({tensor.group for tensor in tensors}) > 1:
+        return None
+    count = len(tensors)
+    stride = -(-count // MOST_PLACES)
+    places = np.unique(np.append(np.arange(0, count, stride), count))
+    held = np.concatenate([[0], np.cumsum([tensor.bytes for tensor in tensors])])[places]
+    sent = held * cost.seconds_per_byte
+    arrived = np.zeros(len(places))
+    launched = np.full(len(places), launch_seconds)
+    best_start = np.zeros(len(places), np.int64)
+    for place, ready in enumerate(ready_seconds[places[1:] - 1].tolist(), 1):
+        if place == len(places) - 1:
+            sent += held * cost.chain_seconds_per_byte
+        left = np.maximum(launched[:place] + ready, arrived[:place]) - sent[:place]
+        more = cost.latency_seconds + sent[place]
+        least = left[left.argmin()]
+        # Of equally good starts the latest: fewer bytes wait for the last tensor.
+        most = least + (least + more) * ROUNDING
+        start = place - 1 - (left[::-1] <= most).argmax()
+        best_start[place] = start
+        arrived[place] = left[start] + more
+        launched[place] = launched[start] + launch_seconds
+    counts = []
+    place = len(places) - 1
+    while place > 0:
+        counts.append(int(places[place] - places[best_start[place]]))
+        place = int(best_start[place])
+    return tuple(reversed(counts))
+
+
+# When gradients are ready, without the time for launching buckets.
+#
+# The computing thread launches the buckets, which delays everything behind: with many small buckets
+# this is most of their cost.
+
+# Prior of the time to launch one operation, and about its uncertainty.
+USUAL_LAUNCH_SECONDS = 20e-6
+# How much the computing time differs from step to step.
+COMPUTING_SPREAD = 0.03
+
+
+class Computing(NamedTuple):
+    """``ready_seconds`` per tensor in gradient-ready order, not decreasing, without launches."""
+
+    ready_seconds: Floats
+    launch_seconds: float
+
+
+def fit_computing(profiled: Sequence[tuple[Kind, Profile]]) -> Computing | None:
+    """Estimate it from some steps; None if there are none.
+
+    The launch cost is the slope of the last ready time over the number of operations, by least
+    squares with a normal prior.
+    """
+    if not profiled:
+        return None
+    last = np.array([max(profile.ready_seconds) for _, profile in profiled])
+    operations = np.array([sum(_launches(kind, profile)) for kind, profile in profiled])
+    spread = COMPUTING_SPREAD * max(float(np.median(last)), 1e-9)
+    centred = operations - operations.mean()
+    precision = float(centred @ centred) / spread**2 + 1 / USUAL_LAUNCH_SECONDS**2
+    slope = (centred @ last / spread**2 + 1 / USUAL_LAUNCH_SECONDS) / precision
+    launch_seconds = max(float(slope), 0.0)
+    alone = [_without_launches(kind, profile, launch_seconds) for kind, profile in profiled]
+    ready = np.maximum.accumulate(np.maximum(np.median(alone, axis=0), 0.0))
+    return Computing(ready, launch_seconds)
+
+
+def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Floats:
+    ready = np.asarray(profile.ready_seconds, float)
+    started = np.array([bucket.started_seconds for bucket in profile.buckets])
+    order = np.argsort(started)
+    launches = np.concatenate([[0.0], np.cumsum(_launches(kind, profile)[order])])
+    before = np.searchsorted(started[order], ready, side="left")
+    found: Floats = ready - launch_seconds * launches[before]
+    return found
+
+
+def _launches(kind: Kind, profile: Profile) -> Floats:
+    """Count the operations of each bucket; 0 if weights travel instead."""
+    if kind.sends.when != "ready":
+        return np.zeros(len(profile.buckets))
+    sizes_bytes = np.array([bucket.bytes for bucket in profile.buckets], float)
+    return kind.operations * parts(sizes_bytes, kind.channel_count)
+
 
 SHORTEST_STEP_SECONDS = 1e-9
 

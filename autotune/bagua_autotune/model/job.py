@@ -50,8 +50,8 @@ GIVEN_UP: tuple[TrialState, ...] = ("failed", "infeasible")
 ToldKind = Literal["switched", "disagreement", "diverged", "infeasible", "ended", "note", "drift"]
 EventKind = Literal[ToldKind, "lost"]
 # The client says every 45 s that its training lives, also while it has nothing else to say
-# (RENEWAL_SECONDS of bagua_client.reporter.renewal). So long after its last word it is lost: one
-# such request may take two minutes, and the pause before it another.
+# (RENEWAL_SECONDS of bagua_client.reporter.conversation). So long after its last word it is lost:
+# one such request may take two minutes, and the pause before it another.
 LEASE_SECONDS = 300.0
 # The same where nothing is promised, as by Bagua's workers, or where nobody listened all the while.
 SILENT_SECONDS = 3600.0

@@ -9,12 +9,155 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
 
 from bagua_client.guard.losses import DEVIATIONS, MARGIN, Losses
-from bagua_client.guard.second_look import SecondLook
+
+# The second look: whether the training does worse under what was kept than it would have done
+# under the default.
+#
+# The guard's first look compares losses of a few steps, so it sees no harm that takes long to
+# show. What was kept may run for weeks, and all the while its loss is compared with the default's
+# trajectory. Nobody knows that one without a second training. What can be said of it is that **it
+# does not turn back**: a training under the default does not become lastingly worse than it has
+# been already. So the loss must stay near the lowest level that it has had, under the default or
+# since.
+#
+# How far it lies above that is summed up (Page, "Continuous inspection schemes", Biometrika 41,
+# 1954): little harm counts when it lasts for long, much of it soon. The longer the training has run
+# the longer harm must last, since what else raises a loss, such as a learning rate that is raised
+# again, takes a part of a training to be made up for.
+#
+# Two other ways were tried, and left. To extrapolate how far the default would have fallen by now:
+# even the smallest further fall that a sum of decays can have after the default's steps was too
+# much for a training whose loss falls in the shape of an S, and most begin so. Turns with the
+# default: harm stays in the weights, which both would train on, so that both are as bad.
+#
+# So it is blind to a loss that only falls more slowly than the default's would have, or that stops
+# falling, and to what the loss does not tell. It takes for harm, too, whatever raises any
+# training's loss for long: other data, another learning rate, a cycle of the data that is longer
+# than the tuning and moves the loss by more than the margin. That costs the job its gain, and
+# nothing else.
+
+BLOCK_STEPS = 16
+"""Steps whose mean loss is one number here; a report after the tuning has more."""
+SMOOTHED_BLOCKS = 16
+"""Blocks whose median is the smoothed loss: the level."""
+SPREAD_BLOCKS = 32
+FEWEST_BLOCKS = 8
+"""Blocks from which the spread of one is known."""
+PATIENCE = 16.0
+"""The sum of excesses (see :meth:`SecondLook.judge`) that is harm."""
+PATIENCE_SHARE = 0.05
+"""It grows by so much with each block that what was kept has run."""
+MOST_EXCESS = 3.0
+"""Of one block: a spike is no harm that lasts."""
+LOST_BLOCKS = 4
+"""Blocks in a row whose losses are mostly not finite: that is harm. A few such steps are not:
+mixed precision skips them."""
+
+
+class SecondLook:
+    """Watches the losses of what was kept. All ranks give it the same, so it says the same on all.
+
+    A simulation in its test says how often it is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._default: deque[float] = deque(maxlen=SMOOTHED_BLOCKS)
+        self._lowest = math.inf
+        self._part, self._part_steps = Losses(), 0
+        self.begin()
+
+    def begin(self) -> None:
+        """What was kept comes into force. The lowest level stays known, where it was kept before,
+        too: what has turned back is not judged by where it stands now."""
+        self._take_part(BLOCK_STEPS // 2, self._default)
+        self._part, self._part_steps = Losses(), 0
+        self._kept: deque[float] = deque(maxlen=SMOOTHED_BLOCKS)
+        self._recent = deque(self._default, maxlen=SPREAD_BLOCKS)
+        self._blocks = self._lost = 0
+        self._excess = 0.0
+
+    def learn(self, losses: Losses, steps: int) -> None:
+        """Learn the default's trajectory from losses under what does not change the numbers.
+
+        Args:
+            losses: of all ranks.
+            steps: in how many steps.
+        """
+        self._part, self._part_steps = Losses.sum((self._part, losses)), self._part_steps + steps
+        self._take_part(BLOCK_STEPS, self._default)
+
+    def judge(self, losses: Losses, steps: int) -> str:
+        """Judge losses under what was kept; says what is wrong, if anything is.
+
+        A block's excess is how far it lies above the lowest level, in units of the margin and a
+        block's standard deviation, less one; the sum begins anew at 0 whenever it falls below. The
+        margin is 5 % of the default's last level, and does not shrink with the loss: where a
+        training has come close to 0 its loss wanders by more.
+        """
+        self._part, self._part_steps = Losses.sum((self._part, losses)), self._part_steps + steps
+        block = self._take_part(BLOCK_STEPS, self._kept)
+        if block is None:
+            return ""
+        self._blocks += 1
+        if math.isnan(block):
+            self._lost += 1
+            if self._lost < LOST_BLOCKS or not self._recent:
+                return ""
+            return f"the loss is not finite any more; it was {self._recent[-1]:.4g} before"
+        self._lost = 0
+        self._recent.append(block)
+        if len(self._recent) < FEWEST_BLOCKS:
+            return ""
+        spread = _spread(self._recent)
+        self._lower(self._default, spread)
+        if len(self._kept) == SMOOTHED_BLOCKS:
+            self._lower(self._kept, spread)
+        if math.isinf(self._lowest):
+            return ""
+        usual = median(self._default) if self._default else 0.0
+        unit = MARGIN * max(abs(usual), abs(self._lowest)) + spread
+        excess = (block - self._lowest) / unit - 1 if unit else 0.0
+        self._excess = max(0.0, self._excess + min(excess, MOST_EXCESS))
+        if self._excess <= PATIENCE + PATIENCE_SHARE * self._blocks:
+            return ""
+        now, low = median(list(self._recent)[-FEWEST_BLOCKS:]), self._lowest
+        return (
+            f"the loss is {now:.4g}, and {low:.4g} to {low + unit:.4g} was to be expected, as a "
+            "training by default does not turn back"
+        )
+
+    def _take_part(self, fewest_steps: int, blocks: deque[float]) -> float | None:
+        """Make a block of what was told since the last one, if that is enough; NaN: most of its
+        losses are not finite."""
+        if self._part_steps < fewest_steps:
+            return None
+        losses, self._part, self._part_steps = self._part, Losses(), 0
+        if losses.steps < losses.lost:
+            return math.nan
+        blocks.append(losses.mean)
+        return losses.mean
+
+    def _lower(self, blocks: Sequence[float], spread: float) -> None:
+        """Note the level of these blocks if it is the lowest by now; with its standard errors, as
+        the lowest of many is low by chance."""
+        if blocks:
+            # That of a median; see bagua_client.reporter.drift.
+            error = 1.2533 * spread / math.sqrt(len(blocks))
+            self._lowest = min(self._lowest, median(blocks) + DEVIATIONS * error)
+
+
+def _spread(losses: Sequence[float]) -> float:
+    """The standard deviation of one, by the median difference of two neighbours: what lasts, or
+    happens once, counts for nothing."""
+    return 1.4826 * median(abs(b - a) for a, b in pairwise(losses)) / math.sqrt(2)
+
 
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.join_hook import Joined
 from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.start import Start
@@ -43,6 +42,26 @@ from bagua_client.torch_private.wrapper import WithMoments, is_composed, signatu
 from bagua_client.tunable.looks import NotTuned, a_look, seen
 from bagua_client.zero.buckets import is_engine
 from bagua_wire.knobs import MIB
+
+# What a rank does once it has no more inputs than the others (torch's join).
+
+
+class Joined(JoinHook):
+    """Torch's ``hook`` for a rank that has no more inputs than the others, and its end."""
+
+    def __init__(self, hook: JoinHook, tunable: TunableReducer) -> None:
+        self._hook = hook
+        self._tunable = tunable
+        tunable.may_join = True
+
+    def main_hook(self) -> None:
+        self._tunable.stand_back()
+        self._hook.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._hook.post_hook(is_last_joiner)
+        self._tunable.may_join = False
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ one another, so that an error in that is a reason like any other.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,13 +17,137 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua_client.communication.agreement import Vote
+from bagua_client.communication.verdict import REFUSAL
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
-from bagua_client.integrations.given_configuration import agreed_file, train_with
+from bagua_client.integrations.agreed import UNSET, agreed, refuse
 from bagua_client.integrations.tuned_model import TunedModel
+from bagua_client.layout import Layout
 from bagua_client.result_line import write_result_line
-from bagua_client.tunable.looks import NotTuned
+from bagua_client.tunable.looks import NotTuned, a_look
+from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
 from bagua_client.tunable.tunable import Changeable
+
+# BAGUA_CONFIGURATION: a training with what an earlier one was left with, without any service.
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "BAGUA_CONFIGURATION"
+
+
+def agreed_file(
+    group: dist.ProcessGroup, environment: Environment, refusal: Callable[[], str]
+) -> ConfigurationFile | None:
+    """Return what all ranks of ``group`` read; None, on all of them and with a line that says why,
+    where they cannot, or read different things. See :func:`agreed`.
+
+    Args:
+        refusal: why no setting of the model can be changed; empty: some can.
+    """
+    if not environment.asks or dist.get_world_size(group) == 1:
+        return None  # A single rank communicates nothing.
+    found: ConfigurationFile | None = None
+    answer = UNSET
+    if environment.configuration is not None:
+        refused = refusal()
+        try:
+            found = ConfigurationFile.read(environment.configuration)
+            answer = f"{REFUSAL}{refused}" if refused else found.digest
+        except ValueError as error:
+            answer = f"{REFUSAL}on rank {dist.get_rank(group)} {error}"
+    differs = "the file on rank {} differs from that on the other ranks"
+    return found if agreed(group, VARIABLE, answer, differs) else None
+
+
+def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
+    """Train the model with it from the next step on; what needs the order in which gradients become
+    ready (explicit buckets, merged units) from the third or so, when that is known. All ranks
+    together.
+
+    Returns:
+        Whether all of them can; else a line says why, and nothing has changed.
+    """
+    asked = file.configuration
+    reason = _obstacle(tunable, file)
+    communicator = tunable.communicator
+    votes = Vote(0 if reason else 1, communicator.group, communicator.device).values()
+    if 0 in votes:
+        if communicator.rank == votes.index(0):
+            refuse(VARIABLE, reason)
+        return False
+    begin = tunable.plan(tunable.offer.at_first(asked))
+    if reason := prepared(tunable, begin, communicator.group, communicator.device):
+        if communicator.rank == 0:
+            refuse(VARIABLE, reason)
+        return False
+    if communicator.rank == 0:
+        _announce(tunable, file)
+    tunable.change(begin)
+    if begin.configuration != asked:
+        tunable.after_reduction = lambda: _go_on(tunable, file, begin)
+        tunable.attach()
+    return True
+
+
+@a_look
+def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
+    """Why this rank cannot train with it; empty: it can."""
+    if known := tunable.refusal or file.obstacle(tunable.tensors):
+        return known
+    asked, offer, communicator = file.configuration, tunable.offer, tunable.communicator
+    ways = offer.values(communicator).get("hierarchical", (asked.hierarchical,))
+    if asked.hierarchical not in ways:
+        nodes = ", ".join(map(str, communicator.topology.ranks_per_node))
+        return (
+            f"hierarchical {asked.hierarchical} is not possible here, only "
+            f"{', '.join(map(str, ways))} (ranks per node: {nodes})"
+        )
+    try:
+        communicator.check(asked)
+        tunable.plan(offer.at_first(asked))
+        if asked.buckets and not offer.has_explicit_buckets:
+            return offer.reasons(communicator)[-1]
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _announce(tunable: Changeable, file: ConfigurationFile) -> None:
+    from bagua_client.agent.job import device_name
+    from bagua_client.announcement import announce
+
+    origin = f"{file.name}, of job {job}" if (job := file.document.get("job")) else file.name
+    announce(logger, "BAGUA_CONFIGURATION: %s (%s)", file.configuration, origin)
+    communicator = tunable.communicator
+    now = {
+        "ranks per node": list(communicator.topology.ranks_per_node),
+        "backend": str(dist.get_backend(communicator.group)),
+        "device": device_name(communicator.device),
+    }
+    if found := "; ".join(file.differences(now)):
+        announce(
+            logger, "BAGUA_CONFIGURATION: this configuration may not be the fastest here: %s", found
+        )
+
+
+def _go_on(tunable: Changeable, file: ConfigurationFile, begin: Layout) -> None:
+    """A step's communication has ended, on all ranks, which began with that layout."""
+    if not tunable.order_is_agreed:
+        return
+    tunable.detach()
+    if tunable.layout_to_come.configuration != begin.configuration:
+        return  # The user has set another one since.
+    communicator = tunable.communicator
+    is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
+    if communicator.rank == 0 and file.configuration.buckets and not is_in_order:
+        logger.warning(
+            "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was made, "
+            "so its buckets now hold other tensors",
+            file.name,
+        )
+    change = Reconfiguration(tunable, file.configuration, communicator.group, communicator.device)
+    tunable.schedule(change.conclude())
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,143 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.communication.nccl import GROUPS_BY_NODE
 from bagua_client.configuration import Configuration
-from bagua_client.measuring.batch_complexity import BatchComplexity
-from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
+from bagua_client.torch_private.wrapper import called_untraced
+from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.tunable import Tunable
+
+# Where one step ends and the next begins: at the optimizer, not at each backward pass.
+
+
+class StepBoundary:
+    """Watches the optimizers of some parameters; optimizers that are not given are found when they
+    step. Which of ours one holds is looked up in each of its steps, as that may change:
+    by ``add_param_group``, or where a training puts other parameters into a group.
+
+    A loop may run several backward passes for one step (a GAN's discriminator does); timing
+    each would compare unlike with unlike.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        on_step: Callable[[], None] = lambda: None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._ours = {id(parameter) for parameter in parameters}
+        self._given = [ref(optimizer) for optimizer in optimizers]
+        self._found: list[ref[torch.optim.Optimizer]] = []
+        self._stepped = True
+        self._on_step = on_step
+        reference, call = ref(self), (observers or Observers()).call
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            boundary = reference()
+            if boundary is not None:
+                call(boundary._after_step, optimizer)
+
+        self._handle = register_optimizer_step_post_hook(called_untraced(hook))
+
+    def begins(self) -> bool:
+        """Whether the reduction that just ended is the first one of a step.
+
+        Every one is, where no torch optimizer holds the parameters.
+        """
+        begins, self._stepped = self._stepped, True
+        for reference in (*self._given, *self._found):
+            if reference() is not None:
+                self._stepped = False
+        return begins
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._handle.remove()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        is_known = _holds(self._found, optimizer)
+        if _holds(self._given, optimizer) or self._has_ours(optimizer):
+            if not is_known:
+                self._found.append(ref(optimizer))
+            self._stepped = True
+            self._on_step()
+        elif is_known:
+            self._found = [each for each in self._found if each() is not optimizer]
+
+    def _has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        groups = optimizer.param_groups
+        return not all(self._ours.isdisjoint(map(id, group["params"])) for group in groups)
+
+
+def _holds(
+    references: Iterable[ref[torch.optim.Optimizer]], optimizer: torch.optim.Optimizer
+) -> bool:
+    """Whether one is this optimizer, by identity: an optimizer may compare as it likes."""
+    return any(reference() is optimizer for reference in references)
+
+
+# The complexity of one rank's batches, as the training reports it.
+
+logger = logging.getLogger(__name__)
+
+LARGEST = 1e18
+
+
+class BatchComplexity:
+    """The complexity of this rank's batches since the end of the last step's communication. Several
+    add up, as those do whose gradients are accumulated."""
+
+    def __init__(self) -> None:
+        self._sum: float | None = None
+        self._has_warned = False
+
+    def tell(self, complexity: float | torch.Tensor) -> None:
+        """Add that of one batch. A negative or infinite number, or NaN, makes the step's unknown.
+
+        Raises:
+            TypeError: neither a number nor a tensor of one on the CPU.
+        """
+        if isinstance(complexity, torch.Tensor):
+            if complexity.device.type != "cpu" or complexity.numel() != 1:
+                raise TypeError(
+                    "a complexity must be a number, or a tensor of one number on the CPU; on a GPU "
+                    f"the training would wait for it. This is a tensor of {complexity.numel()} "
+                    f"on {complexity.device}"
+                )
+            complexity = complexity.item()
+        if not isinstance(complexity, Real):
+            raise TypeError(f"a complexity must be a number, not {type(complexity).__name__}")
+        told = float(complexity)
+        if not 0 <= told <= LARGEST and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "autotune: a batch's complexity of %g is left out: it must be from 0 to %g",
+                *(told, LARGEST),
+            )
+        # NaN stays in the sum.
+        self._sum = (self._sum or 0.0) + (told if 0 <= told <= LARGEST else math.nan)
+
+    def take(self) -> float | None:
+        """The complexity of the step that ends now; None: it is not known."""
+        told, self._sum = self._sum, None
+        return told if told is not None and told <= LARGEST else None
+
 
 SLOWED_DEVICES = ("cuda",)
 """Types of devices on which recording slows a step, so that a recorded one is not measured: with 8

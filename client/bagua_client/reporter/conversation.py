@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
+from statistics import median
 from typing import Any
 
 from bagua_client.announcement import TrialLines, announce, before_that
@@ -21,14 +25,116 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
 from bagua_client.reporter.drift import DriftWatch
 from bagua_client.reporter.handover import Handover, is_of
-from bagua_client.reporter.inbox import GIVEN_UP, VOIDING, Event, Inbox, Message
-from bagua_client.reporter.renewal import Renewal
-from bagua_client.reporter.step_table import StepTable
+from bagua_client.reporter.inbox import GIVEN_UP, VOIDING, Event, GatheredTimes, Inbox, Message
 from bagua_client.service.absence import SILENT_SECONDS, Absence
-from bagua_client.service.client import JobState, StepTimes
+from bagua_client.service.client import JobState, Progress, StepTimes
 from bagua_client.service.connection import Connection, Stopped
 from bagua_client.service.sidecar import SidecarError
 from bagua_client.service.transport import ServiceRefused
+
+# Puts the ranks' step times together: a step is told once it has those of all ranks.
+
+MOST_WAITING_VALUES = 2**18
+FEWEST_WAITING_STEPS = 64
+
+
+class StepTable:
+    """Collects the ranks' times; a step is complete when it has those of all ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._rows: dict[int, dict[int, tuple[float, ...]]] = {}
+
+    def add(self, gathered: GatheredTimes) -> list[StepTimes]:
+        """Add times; return the steps that are complete now.
+
+        Each rank tells its steps in order, so what is older than a complete step will never be
+        complete (a message was dropped) and is forgotten. So are the oldest steps that wait too
+        long for a rank that tells nothing.
+        """
+        for rank, times in enumerate(gathered.by_rank):
+            first_step, *parts = times
+            for step, told in enumerate(zip_longest(*parts, fillvalue=math.nan), first_step):
+                self._rows.setdefault(step, {})[rank] = told
+        complete = sorted(step for step, row in self._rows.items() if len(row) == self._world_size)
+        found = [self._step(step) for step in complete]
+        if complete:
+            self._rows = {step: row for step, row in self._rows.items() if step > complete[-1]}
+        most = max(FEWEST_WAITING_STEPS, MOST_WAITING_VALUES // self._world_size)
+        for step in sorted(self._rows)[:-most]:
+            del self._rows[step]
+        return found
+
+    def _step(self, step: int) -> StepTimes:
+        row = self._rows[step]
+        ranks = (row[rank] for rank in range(self._world_size))
+        seconds, compute, complexities = zip(*ranks, strict=True)
+        # Ranks that wait for one another all wait for the largest batch.
+        complexity = max(complexities) if _are_known(complexities) else None
+        computed = list(compute) if _are_known(compute) else None
+        return StepTimes(step, list(seconds), computed, complexity)
+
+
+def _are_known(values: Iterable[float]) -> bool:
+    return not any(map(math.isnan, values))
+
+
+# When to tell the service that the training is alive, beside all other reports.
+
+RENEWAL_SECONDS = 45.0
+"""The page warns of a minute's silence; after five minutes the service takes the job for lost."""
+STANDSTILL_SECONDS = 1800.0
+"""Time after which ranks that hang have been ended: it is torch's longest usual timeout of a
+collective. An evaluation may be as long.
+"""
+PROGRESS_SECONDS = 600.0
+"""Seconds between two progresses of a tuned job: each makes the service sum the job up anew."""
+STEPS_REMEMBERED = 1000
+
+
+class Renewal:
+    """Due every 45 seconds, whatever changes; not if the training stands still for too long.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stepped_at = self._renewed_at = self._told_at = clock()
+        self._untold: deque[StepTimes] = deque(maxlen=STEPS_REMEMBERED)
+
+    def stepped(self) -> None:
+        """The training told something."""
+        self._stepped_at = self._clock()
+
+    def watched(self, steps: Iterable[StepTimes]) -> None:
+        """The tuned job made these steps."""
+        self._untold.extend(steps)
+
+    def take_due(self) -> bool:
+        """Whether it is time; then the next is due 45 seconds later."""
+        now = self._clock()
+        if now - self._renewed_at < RENEWAL_SECONDS:
+            return False
+        self._renewed_at = now
+        return now - self._stepped_at < STANDSTILL_SECONDS
+
+    def take_progress(self, at_once: bool = False) -> Progress | None:
+        """Return how far the tuned job is, if that is new.
+
+        Args:
+            at_once: also if it was told less than ten minutes ago.
+        """
+        now = self._clock()
+        if not self._untold or (now - self._told_at < PROGRESS_SECONDS and not at_once):
+            return None
+        self._told_at = now
+        seconds = median(max(step.seconds) for step in self._untold)
+        progress = Progress(self._untold[-1].step, seconds)
+        self._untold.clear()
+        return progress
+
 
 logger = logging.getLogger(__name__)
 

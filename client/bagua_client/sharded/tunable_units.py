@@ -7,10 +7,12 @@ unit is idle.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,7 @@ from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory
-from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import NOT_SEEN, Offer, default_of, refusal_of, specs_of, uses_ours
-from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
@@ -33,6 +33,121 @@ from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import called_untraced, untraced
 from bagua_client.tunable.changed_together import STEPS_SEEN, ChangedTogether
 from bagua_client.tunable.device_memory import memory_of
+from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.timeline import Timeline
+
+# Which forward passes of a model still have a backward pass to come.
+
+
+class _Pass:
+    """One forward pass; what it computed holds it."""
+
+    has_come_back = False
+
+    def come_back(self, _: torch.Tensor) -> None:
+        self.has_come_back = True
+
+
+class Passes:
+    """The forward passes of one model, and of its blocks alone, whose results are still held."""
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[_Pass]] = []
+
+    def forward_ends(self, output: Any) -> None:
+        """A forward pass has computed ``output``."""
+        made = _Pass()
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(called_untraced(made.come_back))  # type: ignore[no-untyped-call]
+        self._held = [*self._still_open(), weakref.ref(made)]
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a backward pass may come through one of them for the first time."""
+        return bool(self._still_open())
+
+    def _still_open(self) -> list[weakref.ref[_Pass]]:
+        held = [(reference, reference()) for reference in self._held]
+        return [r for r, found in held if found is not None and not found.has_come_back]
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors_in(getattr(value, field.name))
+
+
+# What is seen of a sharded model's steps on one rank; all of it is called by way of the
+# observers.
+
+
+class Observation:
+    """What is seen of one model's steps.
+
+    Args:
+        knows_computing: whether the time until the last gradient is ready, without what is spent
+            in communication, is what this rank computes.
+
+    Attributes:
+        on_last_ready: called when the gradients of a step's last unit are ready on this rank.
+        parts: for the first of several units that communicate as one, the places of all.
+    """
+
+    def __init__(self, observers: Observers, knows_computing: bool = True) -> None:
+        self.on_last_ready: Callable[[], None] | None = None
+        self.parts: Mapping[int, tuple[int, ...]] = {}
+        self._observers, self._knows_computing = observers, knows_computing
+        self._timeline: Timeline | None = None
+        self._seen: list[int] = []
+        self._last: int | None = None
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Record the next steps in ``timeline``; None: stop recording."""
+        self._timeline = timeline
+
+    def scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """The gradients of a unit are ready on this rank. Returns what to call when they are
+        reduced, if anything.
+
+        Args:
+            size_bytes: 0: nobody will tell when, so that nothing is recorded.
+        """
+        self._seen.append(unit)
+        on_end = None
+        if self._timeline is not None and size_bytes:
+            for place in self.parts.get(unit, (unit,)):
+                self._timeline.tensor_ready(place)
+            on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
+        is_last = unit == self._last and self._knows_computing
+        if is_last and self.on_last_ready is not None:
+            self.on_last_ready()
+        return on_end
+
+    def gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """A unit is about to be gathered. Returns what to call when it is there, if anything."""
+        if self._timeline is None:
+            return None
+        return partial(self._observers.call, self._timeline.gather_starts(unit, size_bytes))
+
+    def backward_ends(self) -> None:
+        """The next step's last unit is taken to be this one's."""
+        self._last = self._seen[-1] if self._seen else None
+        self._seen.clear()
+
+    def close(self) -> None:
+        """Observe nothing."""
+        self.on_last_ready = None
+        self.record(None)
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.bagua.trials import are_enough, comparable
+from bagua_autotune.bagua.tuning import are_enough, comparable
 from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.job import Observation
 

@@ -13,8 +13,7 @@ import pytest
 
 from bagua_autotune.bagua.directory import NotRegistered
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
-from bagua_autotune.bagua.trials import Trials
-from bagua_autotune.bagua.tuning import RankOutsideWorld
+from bagua_autotune.bagua.tuning import RankOutsideWorld, Trials
 from bagua_autotune.store import Store
 from tests.autotune.bagua.worker import (
     BEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.cli.sparkline import BLOCKS, condense, sparkline
+from bagua_autotune.cli.overview_panel import BLOCKS, condense, sparkline
 
 NUMBERS = st.lists(st.floats(1e-9, 1e9), max_size=300)
 

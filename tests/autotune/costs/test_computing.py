@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Kind
-from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, fit_computing
+from bagua_autotune.costs.model import USUAL_LAUNCH_SECONDS, fit_computing
 from bagua_autotune.model.profile import BucketTiming, Profile
 
 FLAT, CHAIN = Kind(), Kind("leaders")

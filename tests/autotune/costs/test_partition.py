@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
-from bagua_autotune.costs.partition import MOST_PLACES, best_partition
+from bagua_autotune.costs.model import MOST_PLACES, best_partition
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.deciding.infeasible import needs_as_much, too_large
+from bagua_autotune.deciding.decision import needs_as_much, too_large
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.memory import Memory

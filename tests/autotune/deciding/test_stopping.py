@@ -6,7 +6,7 @@ import math
 import random
 from statistics import fmean, median, variance
 
-from bagua_autotune.deciding.stopping import Ending, why_search_ends
+from bagua_autotune.deciding.decision import Ending, why_search_ends
 from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS, least_shown
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
 from bagua_autotune.measuring.visits import Visits

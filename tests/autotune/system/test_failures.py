@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.failures import Failures
 from bagua_autotune.system.running.runs import Outcome, Run
-from bagua_autotune.system.search import SystemSearch
+from bagua_autotune.system.search import Failures, SystemSearch
 from bagua_autotune.system.settings.places import EnvironmentVariable
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.space import SearchSpace

@@ -12,11 +12,11 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import delete_training
-from bagua_autotune.system.price import describe_price, pays_after_seconds
 from bagua_autotune.system.record import Diverged, Record
 from bagua_autotune.system.report import job_result
 from bagua_autotune.system.running.job import Interrupted
 from bagua_autotune.system.running.runs import BASELINE, CONFIRM, SEARCH
+from bagua_autotune.system.session import describe_price, pays_after_seconds
 from bagua_autotune.system.stored import About
 from tests.autotune.system.recorded import Searching
 

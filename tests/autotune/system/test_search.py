@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.system.failures import left_out
 from bagua_autotune.system.report import summary
 from bagua_autotune.system.running.runs import Outcome, Run
-from bagua_autotune.system.search import BaselineFailure, SystemSearch
+from bagua_autotune.system.search import BaselineFailure, SystemSearch, left_out
 from bagua_autotune.system.settings.asked import searched
 from bagua_autotune.system.settings.places import EnvironmentVariable
 from bagua_autotune.system.settings.setting import Setting

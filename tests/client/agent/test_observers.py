@@ -19,15 +19,13 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import correspondence
+from bagua_client.agent.agent import Pace
 from bagua_client.agent.outcome import Outcome
-from bagua_client.agent.pace import Pace
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
 from bagua_client.guard.loss_guard import LossGuard
-from bagua_client.measuring.batch_complexity import BatchComplexity
-from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import CpuClock, StepTimer
 from bagua_client.measuring.profiler import Profiler, Recording
-from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.measuring.rank_measurement import BatchComplexity, RankMeasurement, StepBoundary
 from bagua_client.reducer.observation import Observation
 from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.reporter.inbox import Inbox

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bagua_client.guard.loss_guard import SecondLook
 from bagua_client.guard.losses import Losses
-from bagua_client.guard.second_look import SecondLook
 
 Curve = Callable[[float], float]
 

@@ -32,17 +32,15 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.integrations import distributed_data_parallel as wrapping
 from bagua_client.integrations import sharded_model
 from bagua_client.integrations.tuned_model import TunedModel
-from bagua_client.measuring.boundary import StepBoundary
-from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.measuring.rank_measurement import RankMeasurement, StepBoundary
 from bagua_client.reducer import offer, tunable_reducer
 from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.reducer.replication import Replication
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.reporter import Handover
 from bagua_client.sharded import tunable_units
-from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings
-from bagua_client.sharded.tunable_units import TunableUnits
+from bagua_client.sharded.tunable_units import Passes, TunableUnits
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private import sharded as torchs_sharded
 from bagua_client.torch_private.sharded import Unit

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.measuring.batch_complexity import BatchComplexity
+from bagua_client.measuring.rank_measurement import BatchComplexity
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 

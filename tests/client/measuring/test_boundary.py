@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from bagua_client.measuring.boundary import StepBoundary
+from bagua_client.measuring.rank_measurement import StepBoundary
 
 
 def _optimizer(parameter: torch.nn.Parameter) -> torch.optim.SGD:

@@ -6,15 +6,15 @@ import pytest
 
 from bagua_autotune.model.job import LEASE_SECONDS
 from bagua_client.environment import Environment
-from bagua_client.reporter.renewal import (
+from bagua_client.reporter.conversation import (
     PROGRESS_SECONDS,
     RENEWAL_SECONDS,
     STANDSTILL_SECONDS,
     Renewal,
 )
 from bagua_client.reporter.reporter import Reporter
-from bagua_client.service.circuit import LATE_PAUSE_SECONDS
 from bagua_client.service.client import Progress, StepTimes
+from bagua_client.service.connection import LATE_PAUSE_SECONDS
 from bagua_client.service.transport import WHOLE_SECONDS
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.reporter.test_reporter import DESCRIPTION, SMALL, tell, tuned, wait_for
@@ -52,7 +52,7 @@ def test_a_tuned_job_renews_its_lease_and_minds_no_failure(
         if status is not None:
             service.refuses["observations"] = status
         before = service.refused
-        monkeypatch.setattr("bagua_client.reporter.renewal.RENEWAL_SECONDS", 0.0)
+        monkeypatch.setattr("bagua_client.reporter.conversation.RENEWAL_SECONDS", 0.0)
         said = {"trial": 0, "steps": []}
         if status is None:
             wait_for(lambda: service.bodies("observations").count(said) >= 2)

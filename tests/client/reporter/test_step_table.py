@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.reporter import step_table
+from bagua_client.reporter import conversation
+from bagua_client.reporter.conversation import FEWEST_WAITING_STEPS, StepTable
 from bagua_client.reporter.inbox import GatheredTimes, RankTimes
-from bagua_client.reporter.step_table import FEWEST_WAITING_STEPS, StepTable
 from bagua_client.service.client import StepTimes
 
 
@@ -56,7 +56,7 @@ def test_what_is_left_of_a_trial_is_forgotten_with_the_next() -> None:
 def test_steps_of_which_a_rank_tells_nothing_are_not_kept_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_table, "MOST_WAITING_VALUES", 0)  # as for very many ranks
+    monkeypatch.setattr(conversation, "MOST_WAITING_VALUES", 0)  # as for very many ranks
     table = StepTable(2)
     for first in range(0, 960, 32):
         assert _add(table, 0, (first, [0.1] * 32), (0, [])) == []

@@ -11,7 +11,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.tunable.memory import Lack
 from bagua_client.zero.buckets import Sizes
-from bagua_client.zero.memory import BucketsMemory, held_bytes
+from bagua_client.zero.tunable_engine import BucketsMemory, held_bytes
 from tests.client.tunable.test_measured_memory import GIB, Device
 
 pytestmark = pytest.mark.slow

@@ -86,7 +86,7 @@ def _told(folder: Path, *words: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize(
     ("kind", "looks"),
     [
-        ("script", ["agent.admission:name_of", "measuring.boundary:StepBoundary.__init__"]),
+        ("script", ["agent.admission:name_of", "measuring.rank_measurement:StepBoundary.__init__"]),
         pytest.param("lightning", ["reducer.offer:Offer.reasons"], marks=needs("lightning")),
     ],
 )

@@ -13,13 +13,13 @@ from bagua_simulator.algorithms.comparison import (
     SHARDED,
     SIZES_BYTES,
     WAYS,
+    Replicas,
     compare,
     fastest,
     sharded,
     units_of,
 )
 from bagua_simulator.algorithms.exchanges import ALGORITHMS
-from bagua_simulator.algorithms.replicas import Replicas
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.summary import summarise
 from bagua_simulator.sweep import find_best

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bagua_autotune.system.running.memory import LAST_LINES, kills_of_the_system, lack_of_memory
+from bagua_autotune.system.running.job import LAST_LINES, kills_of_the_system, lack_of_memory
 
 pytestmark = pytest.mark.slow
 
