@@ -89,7 +89,7 @@ class Cutter:
             if sum(cutting.explicit) != len(everything) or min(cutting.explicit) < 1:
                 raise ValueError(
                     f"the explicit buckets hold {sum(cutting.explicit)} tensors, but the model has "
-                    f"{len(everything)}, each of which must be in one"
+                    f"{len(everything)}"
                 )
             return list(_buckets(everything, sums, list(accumulate(cutting.explicit))))
         found = [

@@ -77,8 +77,9 @@ def _train(
 def _said(results: Sequence[tuple[Configuration, list[str]]]) -> str:
     """The one line that is said, where all begin with torch's default."""
     assert [begins_with for begins_with, _ in results] == [DEFAULT] * len(results)
-    (line,) = [line for _, lines in results for line in lines]
-    return line
+    said = [line for _, lines in results for line in lines]
+    assert len(said) == 1, said
+    return said[0]
 
 
 def _is_not_used(variable: str, reason: str) -> str:
