@@ -31,7 +31,7 @@ TREE_EXPECTED = (
 )  # fmt: skip
 # Where a core copies what a rank sends and what it receives, a ring over several ranks of a node
 # has one for each: the rank that sends to the next node is not the one that receives. Ours;
-# measured were 1.5 and 1.7 (docs/simulating.md).
+# measured were 1.5 and 1.7 (reports/2026-11-simulator.md).
 SPLIT = 1.6
 # How steeply the reached bandwidth rises with the size of the message.
 RISE = 0.6

@@ -5,7 +5,8 @@ in 768 tensors, 0.3 s of forward and 1 s of backward slept; links of 1 Gbit/s an
 1 ms each way and without. Loopback, between the ranks of a host, was not measured by itself.
 
 VGG16 on H200, NCCL 2.28 over TCP that nothing shapes: the profile of a tuning on two hosts of one
-GPU, and what a sweep on two hosts of two GPUs, of the same kind, measured (docs/simulating.md).
+GPU, and what a sweep on two hosts of two GPUs, of the same kind, measured
+(reports/2026-11-simulator.md).
 """
 
 from __future__ import annotations
