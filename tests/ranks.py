@@ -241,7 +241,7 @@ def _serve(
     os.environ.update(environment)
     torch.set_num_threads(1)
     gc.freeze()  # Torch's modules are 285,000 objects, which each collection would go through.
-    has_group = True
+    has_group, home = True, os.getcwd()
     try:
         connection.send(Outcome())
         while True:
@@ -253,6 +253,7 @@ def _serve(
             connection.send(Outcome(result=function(*args)))
             connection.recv()
             _leave_groups()
+            os.chdir(home)  # A folder of the test's may be gone when the next function comes.
     except EOFError:
         pass  # The test process is gone.
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,14 @@ def test_ranks_that_cannot_make_a_group_say_why() -> None:
     pool = RankPool([2], variables={"GLOO_SOCKET_IFNAME": "nowhere"})
     with pytest.raises(RankFailure, match="nowhere"):
         pool.run(os.getpid)
+
+
+def _go_to(folder: str) -> None:
+    os.chdir(folder)
+
+
+def test_a_rank_stays_in_no_folder_of_a_tests(two_ranks: RankPool, tmp_path: Path) -> None:
+    """Which is gone when the next function, or what it imports, asks where it is."""
+    here = two_ranks.run(os.getcwd)
+    two_ranks.run(_go_to, str(tmp_path))
+    assert two_ranks.run(os.getcwd) == here
