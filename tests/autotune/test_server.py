@@ -168,6 +168,7 @@ def begin(url: str, job_id: str) -> str:
     return str(answer.json()["state"])
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     with ServeProcess(database) as other, Parent(database) as parent:
@@ -316,6 +317,7 @@ def test_many_jobs_at_once(tmp_path: Path) -> None:
     assert results == dict.fromkeys(range(6), "winner")
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_middle_of_tunings_ends_it_cleanly(tmp_path: Path) -> None:
     """Requests come from all sides and Gaussian processes are fitted, as when a pod is moved."""
     trials: dict[int, int] = {}

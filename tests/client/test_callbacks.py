@@ -41,6 +41,7 @@ KEPT = replace(
 FAILED = Tuning(state="failed", reason="no service", configuration=DEFAULT, default=DEFAULT, rank=0)
 
 
+@pytest.mark.slow
 def test_no_library_is_imported_before_it_is_used() -> None:
     script = (
         "import sys, bagua_client\n"

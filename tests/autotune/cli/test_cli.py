@@ -322,6 +322,7 @@ def test_the_database_of_an_older_release_is_left_to_it(
         ]
 
 
+@pytest.mark.slow
 def test_a_shell_can_complete_commands_and_options() -> None:
     def complete(*words: str) -> str:
         found = subprocess.run(

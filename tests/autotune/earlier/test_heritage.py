@@ -67,6 +67,7 @@ def test_another_model_on_the_same_network_takes_over_the_costs(tuner: Tuner) ->
     assert slower_than_best(job) < 0.05
 
 
+@pytest.mark.slow
 def test_a_model_and_a_network_known_from_two_jobs_are_put_together(tuner: Tuner) -> None:
     tuned(tuner, "model", simulator("bert-large", gbit_per_second=25), fingerprint="model")
     tuned(tuner, "network", simulator("resnet50"), fingerprint="network")
@@ -78,6 +79,7 @@ def test_a_model_and_a_network_known_from_two_jobs_are_put_together(tuner: Tuner
     assert slower_than_best(job) < 0.05
 
 
+@pytest.mark.slow
 def test_an_inherited_network_that_became_slower_does_not_mislead_for_long(tuner: Tuner) -> None:
     before, now = simulator(gbit_per_second=25), simulator(gbit_per_second=5)
     tuned(tuner, "first", before)

@@ -146,6 +146,7 @@ def test_of_two_replicas_one_marks_a_lost_job_and_either_hears_it_again(empty_ur
     away_seconds=st.floats(min_value=2 * SILENT_SECONDS, max_value=1e6),
     is_in_a_step=st.booleans(),
 )
+@pytest.mark.slow
 def test_no_absence_is_in_any_measurement(
     before: int, away_seconds: float, is_in_a_step: bool
 ) -> None:

@@ -76,7 +76,7 @@ def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
         return _trains(DistributedDataParallel(nn.Linear(4, 4))), lines
 
 
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_gloo_has_no_interface_turns_it_off_for_all(
     two_ranks: RankPool, rank: int, hidden: bool

@@ -105,6 +105,7 @@ def test_all_steps_until_a_switch_are_told_but_the_two_of_the_switch(two_ranks: 
 @pytest.mark.skipif(
     not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
+@pytest.mark.slow
 def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) -> None:
     listing = Configuration(1000, buckets=(1,) * 200)
     assert len(json.dumps(listing.to_json())) > ROOM_BYTES

@@ -151,7 +151,7 @@ def _same(tuning: Tuning) -> dict[str, Any]:
     return {name: document[name] for name in document if name not in ("rank", "page")}
 
 
-@pytest.mark.parametrize("stock", [False, True])
+@pytest.mark.parametrize("stock", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_round_is_told_to_all_ranks_in_the_same_step(
     two_ranks: RankPool, tmp_path: Path, stock: bool
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -50,6 +51,7 @@ def _exchanged(ranks: int, stripes: int, elements: int, dtype: str) -> list[Any]
 
 @settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 70), st.sampled_from(DTYPES))
+@pytest.mark.slow
 def test_each_exchange_is_numpys(
     four_ranks: RankPool, ranks: int, stripes: int, elements: int, dtype: str
 ) -> None:

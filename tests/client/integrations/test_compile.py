@@ -74,7 +74,7 @@ def _train(what: str) -> tuple[str | None, int, int]:
     return found, *(backend.graphs for backend in backends)
 
 
-@pytest.mark.parametrize("what", ["module", "wrapper"])
+@pytest.mark.parametrize("what", [pytest.param("module", marks=pytest.mark.slow), "wrapper"])
 def test_a_compiled_model_trains_as_stock_and_is_compiled_as_often(
     four_ranks: RankPool, what: str
 ) -> None:

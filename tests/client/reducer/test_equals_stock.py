@@ -208,5 +208,6 @@ CLOSE_TO_ZERO = Case(
 @example(case=CLOSE_TO_ZERO)
 @settings(max_examples=7)
 @given(case=cases)
+@pytest.mark.slow
 def test_three_ranks_on_two_unequal_nodes(three_ranks: RankPool, case: Case) -> None:
     check(three_ranks, case)

@@ -72,6 +72,7 @@ KINDS = {
 
 @settings(max_examples=6)
 @given(st.dictionaries(st.integers(3, 9), CHANGES, min_size=4))
+@pytest.mark.slow
 def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[str, Any]]) -> None:
     assert two_ranks.run(differs, Kind(), changes) == ["", ""]
 
