@@ -358,16 +358,18 @@ class Jobs:
             return True
 
     def replace_result(self, job_id: str, result: Result, failed: Trial | None = None) -> None:
-        """Replace the result of a finished job; nothing happens to others.
+        """Replace the result of a job that is finished, or is tuned again and has no trial for that
+        yet; nothing happens to others.
 
         Args:
             failed: the run of what was kept, which is one more trial by now; it is added once.
         """
         with locked(self.database, job_id) as (session, row):
-            if row.phase != "finished":
+            last = last_trial_row(session, job_id)
+            has_begun = last is not None and last.round == row.round
+            if row.phase in CUT_SHORT or (row.phase != "finished" and has_begun):
                 return
             row.result = rows.result_column(result)
-            last = last_trial_row(session, job_id)
             if failed is not None and failed.index == (last.index + 1 if last else 0):
                 session.add(rows.new_trial_row(job_id, failed))
 

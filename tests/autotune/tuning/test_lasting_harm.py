@@ -100,6 +100,24 @@ def test_harm_told_just_after_a_round_was_opened_is_that_of_its_first_trial() ->
     assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
 
 
+def test_harm_told_before_a_rounds_first_trial_is_decided_is_not_lost() -> None:
+    tuner = Tuner(Store("sqlite://"))
+    kept = tune(tuner, "job").configuration
+    assert kept["wire_precision"] == "bf16"
+    assert tuner.store.open_round("job", 30_000.0)
+    for _ in range(2):  # It may be told twice.
+        tuner.take_event("job", Event("diverged", None, 20_001, MESSAGE))
+    harmful = tuner.store.trials("job")[-1]
+    assert (harmful.round, harmful.state, harmful.configuration) == (1, "failed", kept)
+    ranks = Ranks(1, 0.01, step_seconds)
+    ranks.step = 20_010
+    result = drive(tuner, "job", ranks).result
+    assert result is not None
+    assert result.configuration["wire_precision"] == "as_is"
+    tried = [t for t in tuner.store.trials("job") if t.round == 1 and t.index > harmful.index]
+    assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
+
+
 def test_the_next_jobs_neither_begin_with_it_nor_try_it(tuner: Tuner) -> None:
     for number in range(3):
         state = tune(tuner, f"next{number}", number)
