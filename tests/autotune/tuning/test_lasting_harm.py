@@ -109,6 +109,7 @@ def test_harm_told_before_a_rounds_first_trial_is_decided_is_not_lost() -> None:
         tuner.take_event("job", Event("diverged", None, 20_001, MESSAGE))
     harmful = tuner.store.trials("job")[-1]
     assert (harmful.round, harmful.state, harmful.configuration) == (1, "failed", kept)
+    tuner.ask("job")  # Which begins what was left undecided.
     ranks = Ranks(1, 0.01, step_seconds)
     ranks.step = 20_010
     result = drive(tuner, "job", ranks).result
