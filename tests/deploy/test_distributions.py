@@ -29,7 +29,12 @@ ROOT = Path(__file__).parents[2]
 PINS = ROOT / "constraints.txt"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-PACKAGES = ("autotune/bagua_autotune", "autotune/bagua_simulator", "client/bagua_client")
+PACKAGES = (
+    "autotune/bagua_autotune",
+    "autotune/bagua_simulator",
+    "client/bagua_client",
+    "client/bagua_wire",
+)
 BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
 # Asks for the page, and for every file of it.
 LOOK = """
