@@ -43,10 +43,21 @@ NODE = "NodeName={name} NodeHostname=localhost NodeAddr={name} Port={port} {size
 SIZE = "CPUs=8 RealMemory=8192 Gres=gpu:8"
 
 
+WAIT_SECONDS = 280.0
+"""Only to find a hang."""
+
+
 def missing() -> str | None:
     """What keeps a cluster from being started here."""
     lacking = [name for name in (*DAEMONS, "sbatch") if _find(name) is None]
-    return f"not installed: {', '.join(lacking)}" if lacking else None
+    if lacking:
+        return f"not installed: {', '.join(lacking)}"
+    of_the_machine = socket.AI_ADDRCONFIG | socket.AI_PASSIVE
+    try:
+        socket.getaddrinfo(None, 0, socket.AF_INET, socket.SOCK_STREAM, flags=of_the_machine)
+    except socket.gaierror:
+        return "Slurm's daemons listen nowhere on a machine without an address beside loopback's"
+    return None
 
 
 class Slurm:
@@ -71,8 +82,8 @@ class Slurm:
     def state(self, job: str) -> str:
         return self.run("squeue", "--noheader", "--states=all", "--jobs", job, "--format=%T")
 
-    def wait_until(self, job: str, states: Sequence[str], seconds: float = 280) -> str:
-        """The job's state, once it is one of these; the time is only to find a hang."""
+    def wait_until(self, job: str, states: Sequence[str], seconds: float = WAIT_SECONDS) -> str:
+        """The job's state, once it is one of these."""
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
             assert time.monotonic() < deadline, f"job {job} is {state} after {seconds:g} s"
@@ -133,13 +144,13 @@ def _daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
 
 
 def _wait_for_nodes(slurm: Slurm) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_SECONDS
     while True:
         with contextlib.suppress(AssertionError):  # the controller does not listen yet
             states = slurm.run("sinfo", "--noheader", "--Node", "--format=%T").split()
             if states == ["idle"] * len(NODES):
                 return
-        assert time.monotonic() < deadline, "the nodes did not come in 60 s"
+        assert time.monotonic() < deadline, f"the nodes did not come in {WAIT_SECONDS:g} s"
         time.sleep(0.1)
 
 
