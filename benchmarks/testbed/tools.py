@@ -7,6 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+SYSTEM_FOLDERS = "/usr/sbin:/sbin"
+"""Debian has ``tc`` there, and an ordinary user's PATH has neither."""
+
 
 class ToolError(Exception):
     """A program is missing or refused; the message says which and why."""
@@ -22,12 +25,12 @@ def run(*command: str) -> str:
 
 
 def _output(command: Sequence[str], prefix: Sequence[str] = ()) -> str:
-    if shutil.which(command[0]) is None:  # the prefix would say so less clearly
+    program = shutil.which(command[0]) or shutil.which(command[0], path=SYSTEM_FOLDERS)
+    if program is None:  # the prefix would say so less clearly
         raise ToolError(f"{command[0]} is not installed")
+    words = [*prefix, program, *command[1:]]
     try:
-        done = subprocess.run(
-            [*prefix, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise ToolError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:

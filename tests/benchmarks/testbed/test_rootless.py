@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed import Network, Testbed, relay
+from benchmarks.testbed import Network, Testbed, relay, tools
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +76,11 @@ def test_a_page_is_reached_past_the_hosts(bridged: Network, tmp_path: Path) -> N
         for _ in range(2):
             with urllib.request.urlopen(f"{page}/healthz", timeout=10) as response:
                 assert response.status == 200
+
+
+def test_what_only_roots_path_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's tc, for one."""
+    if shutil.which("tc", path=tools.SYSTEM_FOLDERS) is None:
+        pytest.skip("tc is not installed, or somewhere else")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert "tc" in tools.run("tc", "-Version")
