@@ -141,8 +141,7 @@ def _lives(folder: str, keeps: bool) -> list[Any]:
     found = [_life(Stock, f"{folder}/0", keeps)]
     with mock.patch.dict(os.environ, TUNED):
         for n in (1, 2):
-            expected = found[0][1] if n == 2 else None
-            found.append(_life(DistributedDataParallel, f"{folder}/{n}", keeps, expected))
+            found.append(_life(DistributedDataParallel, f"{folder}/{n}", keeps, found[0][1]))
     return found
 
 
@@ -163,10 +162,7 @@ def test_a_life_leaves_what_torchs_leaves(keeps: bool, two_ranks: RankPool, tmp_
     """Whether the model goes before its group, or stays."""
     for stock, first, second in _found(two_ranks, tmp_path, keeps):
         assert first[0] > stock[0], "there was something to let go of"
-        assert second[1] == stock[1]
-        # At times one descriptor more is there after the first life, and gone after the second.
-        assert first[1][1] == stock[1][1]
-        assert first[1][0] <= stock[1][0] + 1
+        assert first[1] == second[1] == stock[1]
 
 
 def _anew(kind: type[Stock], store: str) -> list[float]:
