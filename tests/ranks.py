@@ -25,9 +25,6 @@ import torch
 import torch.distributed as dist
 
 START_SECONDS = 100.0
-MOST_GROUPS = 3
-"""Gloo's connections to the other ranks are closed at times, on a busy machine, before there is a
-group; nothing of ours has run by then."""
 # Importing torch takes seconds, as does what an optimizer's first step imports. One process does
 # so, and every rank is forked from it.
 _FORK_SERVER = multiprocessing.get_context("forkserver")
@@ -42,12 +39,10 @@ class Outcome:
     Attributes:
         result: what it returned.
         error: None, or the traceback, or how the process ended without one.
-        has_group: False where it was not run, as torch could not make the process group.
     """
 
     result: Any = None
     error: str | None = None
-    has_group: bool = True
 
 
 class RankFailure(AssertionError):
@@ -116,26 +111,16 @@ class RankPool:
         A rank whose function raises reports and ends, as it would in a training job.
         """
         with self._in_use:
-            for _ in range(MOST_GROUPS):
-                outcomes = self._run(function, args, timeout_seconds)
-                if all(outcome.has_group for outcome in outcomes.values()):
-                    break
+            self._start()
+            self._runs += 1
+            for connection in self._connections:
+                connection.send((f"{self._folder.name}/{self._runs}", function, args))
+            outcomes = self._receive(timeout_seconds)
+            if any(outcome.error is not None for outcome in outcomes.values()):
+                self.close()
+            for connection in self._connections:
+                connection.send(None)  # All have returned, so that none is without the others.
             return outcomes
-
-    def _run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], timeout_seconds: float
-    ) -> dict[int, Outcome]:
-        """In a group that is made for it; only some ranks answer where that was not possible."""
-        self._start()
-        self._runs += 1
-        for connection in self._connections:
-            connection.send((f"{self._folder.name}/{self._runs}", function, args))
-        outcomes = self._receive(timeout_seconds)
-        if any(outcome.error is not None for outcome in outcomes.values()):
-            self.close()
-        for connection in self._connections:
-            connection.send(None)  # All have returned, so that none is without the others.
-        return outcomes
 
     def close(self) -> None:
         """End all ranks, by force. What another thread runs on them ends with a failure first."""
@@ -201,10 +186,7 @@ class RankPool:
                     outcomes[rank_of[connection]] = Outcome(error=error)
             for answered in ready:
                 assert isinstance(answered, Connection)
-                outcome = self._answer(rank_of[answered], answered)
-                outcomes[rank_of[answered]] = outcome
-                if not outcome.has_group:
-                    return outcomes  # The others would wait for it.
+                outcomes[rank_of[answered]] = self._answer(rank_of[answered], answered)
         return outcomes
 
     def _answer(self, rank: int, connection: Connection) -> Outcome:
@@ -241,14 +223,12 @@ def _serve(
     os.environ.update(environment)
     torch.set_num_threads(1)
     gc.freeze()  # Torch's modules are 285,000 objects, which each collection would go through.
-    has_group, home = True, os.getcwd()
+    home = os.getcwd()
     try:
         connection.send(Outcome())
         while True:
             store, function, args = connection.recv()
-            has_group = False
             _join_group(backend, store, environment, timeout)
-            has_group = True
             torch.manual_seed(0)
             connection.send(Outcome(result=function(*args)))
             connection.recv()
@@ -257,7 +237,7 @@ def _serve(
     except EOFError:
         pass  # The test process is gone.
     except BaseException:
-        connection.send(Outcome(error=traceback.format_exc(), has_group=has_group))
+        connection.send(Outcome(error=traceback.format_exc()))
     # Without the interpreter's shutdown: it would wait for collectives that never end.
     os._exit(1)
 
@@ -275,6 +255,9 @@ def _join_group(
         world_size=int(environment["WORLD_SIZE"]),
         timeout=timeout,
     )
+    # Gloo's groups are there when a rank has connected, whether or not the others have: a function
+    # that leaves its group at once would close what they still connect to.
+    dist.barrier()
 
 
 def _leave_groups() -> None:

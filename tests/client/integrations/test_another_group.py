@@ -23,7 +23,7 @@ from bagua_client import DistributedDataParallel
 from bagua_client.integrations.distributed_data_parallel import CHANGED, DESTROYED
 from bagua_client.threads import TorchThread
 from bagua_client.torch_private.groups import pg_names
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankPool
 
 # Nobody answers there; several channels are what has groups and threads of its own.
 TUNED = {
@@ -145,22 +145,10 @@ def _lives(folder: str, keeps: bool) -> list[Any]:
     return found
 
 
-def _found(pool: RankPool, folder: Path, keeps: bool) -> Any:
-    """Once more where gloo could not connect the ranks, as happens to torch's own group, too."""
-    for number in range(3):
-        own = folder / str(number)
-        own.mkdir()
-        try:
-            return pool.run(_lives, str(own), keeps)
-        except RankFailure as error:
-            if "gloo/transport/tcp" not in str(error) or number == 2:
-                raise
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_life_leaves_what_torchs_leaves(keeps: bool, two_ranks: RankPool, tmp_path: Path) -> None:
     """Whether the model goes before its group, or stays."""
-    for stock, first, second in _found(two_ranks, tmp_path, keeps):
+    for stock, first, second in two_ranks.run(_lives, str(tmp_path), keeps):
         assert first[0] > stock[0], "there was something to let go of"
         assert first[1] == second[1] == stock[1]
 
