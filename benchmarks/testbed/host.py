@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .tools import dies_with_parent
+from .tools import dies_with_parent, path_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Host:
         """
         prefix = [*dies_with_parent()]
         if self.namespace is not None:
-            prefix += ["ip", "netns", "exec", self.namespace]
+            prefix += [path_of("ip"), "netns", "exec", self.namespace]
         if hurried:
             prefix += self.priority
         variables = {**os.environ, **self.environment, **(environment or {})}

@@ -15,6 +15,18 @@ class ToolError(Exception):
     """A program is missing or refused; the message says which and why."""
 
 
+def path_of(name: str) -> str:
+    """Where the program ``name`` is.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    path = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
+    if path is None:
+        raise ToolError(f"{name} is not installed")
+    return path
+
+
 def run(*command: str) -> str:
     """What ``command`` prints; killed with the calling thread, lest it makes something afterwards.
 
@@ -25,10 +37,7 @@ def run(*command: str) -> str:
 
 
 def _output(command: Sequence[str], prefix: Sequence[str] = ()) -> str:
-    program = shutil.which(command[0]) or shutil.which(command[0], path=SYSTEM_FOLDERS)
-    if program is None:  # the prefix would say so less clearly
-        raise ToolError(f"{command[0]} is not installed")
-    words = [*prefix, program, *command[1:]]
+    words = [*prefix, path_of(command[0]), *command[1:]]  # the prefix names what lacks less clearly
     try:
         done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:

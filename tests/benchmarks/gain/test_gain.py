@@ -15,6 +15,7 @@ from benchmarks.support.cells.jobs import CellError
 from benchmarks.support.cells.run import job_timeout_seconds, run_cell
 from benchmarks.support.cells.selection import finalists
 from benchmarks.support.harness import Spread, ratio, spread
+from benchmarks.testbed import tools
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 pytestmark = pytest.mark.slow
@@ -217,6 +218,7 @@ def test_without_hosts_of_its_own_a_cell_is_not_measured_unless_that_is_asked_fo
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", "")  # no tool that makes hosts
+    monkeypatch.setattr(tools, "SYSTEM_FOLDERS", "")
     earlier = tmp_path / "resnet50-1gbit-2x2.json"
     earlier.write_text("an earlier one's")
     with pytest.raises(CellError, match="--loopback measures it all the same"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed import Network, Testbed
+from benchmarks.testbed import Network, Testbed, tools
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +55,13 @@ def link(folder: Path, program: str) -> None:
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder that is all of PATH: util-linux is in it, iproute2 and a compiler are not."""
+    """Where all programs are looked for: util-linux is there, iproute2 and a compiler are not."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("setpriv", "chrt", "nice", "true"):
         link(folder, name)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(tools, "SYSTEM_FOLDERS", "")
     return folder
 
 
