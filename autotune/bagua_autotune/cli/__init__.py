@@ -1,8 +1,13 @@
-"""The command ``bagua-autotune``: one module for each of its commands, imported when it runs."""
+"""The command ``bagua-autotune``: one module for each of its commands, imported when it runs.
+
+Commands of other packages hang in by entry points of the group ``bagua_autotune.commands``, each of
+which names a click command.
+"""
 
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import EntryPoint, entry_points
 
 import click
 
@@ -15,8 +20,6 @@ COMMANDS = {
     "show": "Show JOB: its trials, the best one, its speed-up, and a line for stock DDP.",
     "watch": "Watch JOB until it is tuned or its training has ended.",
     "export": "Write JOB to the standard output, in one format.",
-    "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
-    "algorithm.",
     "check": "Say how much faster COMMAND could train, at most and likely, if its communication "
     "were tuned.",
     "system": "Find settings with which COMMAND trains faster.",
@@ -31,26 +34,53 @@ MODULES = {
     "restore": "maintenance",
     "doctor": "maintenance",
 }  # the others are named after the command
+OF_OUR_PACKAGES = {
+    "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
+    "algorithm.",
+}
+"""The same sentence of commands that hang in from our other packages, which may be left out."""
+
+
+def hung_in() -> dict[str, EntryPoint]:
+    """The commands of other packages, by name. A command of the service goes before another of the
+    same name."""
+    found = entry_points(group="bagua_autotune.commands")
+    return {each.name: each for each in found if each.name not in COMMANDS}
 
 
 class Commands(click.Group):
     """Lists its commands without importing them: each needs large modules that others do not."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *hung_in()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        command: click.Command
+        if cmd_name in COMMANDS:
+            module = f"bagua_autotune.cli.commands.{MODULES.get(cmd_name, cmd_name)}"
+            command = getattr(importlib.import_module(module), cmd_name)
+            return command
+        entry = hung_in().get(cmd_name)
+        if entry is None:
             return None
-        module = importlib.import_module(
-            f"bagua_autotune.cli.commands.{MODULES.get(cmd_name, cmd_name)}"
-        )
-        command: click.Command = getattr(module, cmd_name)
+        package = entry.module.partition(".")[0]
+        try:
+            command = entry.load()
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise click.ClickException(
+                f"{cmd_name} is a command of the package {package}, which is not installed"
+            ) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sentences = {
+            name: OF_OUR_PACKAGES.get(name, f"A command of {entry.module.partition('.')[0]}.")
+            for name, entry in hung_in().items()
+        }
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items(), *sentences.items()])
 
 
 # Made by click, from the options of the commands.

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bagua_autotune.cli import COMMANDS, main
+from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES, main
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
@@ -358,9 +358,11 @@ def test_it_runs_as_a_module() -> None:
         assert f"\n  {name} " in text
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
-    assert COMMANDS[name] in " ".join(run(name, "--help").output.split())
+@pytest.mark.parametrize(
+    ("name", "sentence"), {**COMMANDS, **OF_OUR_PACKAGES}.items(), ids=[*COMMANDS, *OF_OUR_PACKAGES]
+)
+def test_the_list_of_commands_says_what_their_own_help_says(name: str, sentence: str) -> None:
+    assert sentence in " ".join(run(name, "--help").output.split())
 
 
 def test_one_training_in_several_lives_is_one_line_and_shown_with_all(tmp_path: Path) -> None:
