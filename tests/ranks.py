@@ -219,8 +219,6 @@ def _hash_seed(seed: int) -> Iterator[None]:
 def _serve(
     connection: Connection, environment: Mapping[str, str], timeout: timedelta, backend: str
 ) -> None:
-    os.environ.clear()  # That of when the fork server was started.
-    os.environ.update(environment)
     torch.set_num_threads(1)
     gc.freeze()  # Torch's modules are 285,000 objects, which each collection would go through.
     home = os.getcwd()
@@ -228,6 +226,8 @@ def _serve(
         connection.send(Outcome())
         while True:
             store, function, args = connection.recv()
+            os.environ.clear()  # Of the fork server's start, or what the last function has set.
+            os.environ.update(environment)
             _join_group(backend, store, environment, timeout)
             torch.manual_seed(0)
             connection.send(Outcome(result=function(*args)))

@@ -38,3 +38,12 @@ def test_a_rank_stays_in_no_folder_of_a_tests(two_ranks: RankPool, tmp_path: Pat
     here = two_ranks.run(os.getcwd)
     two_ranks.run(_go_to, str(tmp_path))
     assert two_ranks.run(os.getcwd) == here
+
+
+def _set_variable() -> None:
+    os.environ["BAGUA_AUTOTUNE_URL"] = "1"
+
+
+def test_a_variable_that_a_test_sets_is_gone_for_the_next(two_ranks: RankPool) -> None:
+    two_ranks.run(_set_variable)
+    assert two_ranks.run(os.getenv, "BAGUA_AUTOTUNE_URL") == [None, None]
