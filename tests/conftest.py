@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,11 +76,14 @@ _TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROU
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Hide the caller's BAGUA_* and torchrun settings and data directory from the test, and what a
-    benchmark makes of logging from the tests after it."""
+    """Hide the caller's BAGUA_* and torchrun settings and data directory from the test; and from
+    the tests after it what a benchmark makes of logging, and what would yet be said of this one."""
     for name in list(os.environ):
         if name.startswith("BAGUA_") or name in _TORCHRUN_NAMES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     yield
     logging.disable(logging.NOTSET)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
