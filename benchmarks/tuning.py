@@ -21,11 +21,11 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
+from bagua_wire.configuration import Configuration
 from benchmarks.support.harness import print_table, write_json
 from benchmarks.support.noise import figures as noise
 from benchmarks.support.noise import tunings as noisy

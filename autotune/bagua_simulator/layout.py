@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, Configuration, Value
-from bagua_autotune.model.layout import Tensor
-from bagua_wire.cutting import Cutter, Cutting
-
-DEFAULT_BUCKET_BYTES = 25 * 1024**2
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Cutter, Cutting, Tensor
+from bagua_wire.knobs import BUCKET_KNOB, DEFAULT_BUCKET_BYTES, EDGE_KNOBS
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua_autotune.model.text import describe, describe_knob
 from bagua_simulator.sweep import Point, Sweep
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.words import describe, describe_knob
 
 FORMATS = (".png", ".svg")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Value
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
 from bagua_simulator.cluster import Cluster
-from bagua_wire.cutting import Cutter, Cutting
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Cutter, Cutting, Tensor
+from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 BACKWARD_SHARE = 2.0
 """What a unit computes in the backward pass, over what it does in the forward pass."""
@@ -94,17 +94,19 @@ class ShardedSimulator:
         self._known: dict[tuple[tuple[str, Value], ...], float] = {}
 
     @property
-    def space(self) -> dict[str, Domain]:
-        """The knobs that a job registers with the service, by name."""
+    def space(self) -> dict[str, dict[str, Any]]:
+        """The knobs that a job registers with the service, by name, each as it is told."""
         most, sizes = len(self.units) - 1, [tensor.bytes for tensor in self.tensors]
-        kept = sorted({0, round(most / 4), round(most / 2), most})
+        few: dict[str, Sequence[Value]] = {
+            "channels": (1, 2, 4, 8),
+            "kept_units": sorted({0, round(most / 4), round(most / 2), most}),
+            "prefetch": (0, 2),
+            "scatter_group": ("shared", "own"),
+            "scatter_buffers": (1, 2),
+        }
         return {
-            "bucket_bytes": LogInteger(low=min(sizes), high=sum(sizes)),
-            "channels": Categorical(values=(1, 2, 4, 8)),
-            "kept_units": Categorical(values=tuple(kept)),
-            "prefetch": Categorical(values=(0, 2)),
-            "scatter_group": Categorical(values=("shared", "own")),
-            "scatter_buffers": Categorical(values=(1, 2)),
+            "bucket_bytes": {"type": "log_integer", "low": min(sizes), "high": sum(sizes)},
+            **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
         }
 
     @property

@@ -10,36 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import (
-    Categorical,
-    Configuration,
-    Domain,
-    LogInteger,
-    Partition,
-    Value,
-)
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import Phase, converted_seconds, parts, reduction
 from bagua_simulator.layout import Bucket, Layouts
 from bagua_simulator.step import Message, Step, Trace
 from bagua_simulator.workload import Workload
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Tensor
+from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, DEFAULT_BUCKET_BYTES, EDGE_BUCKET_BYTES
+from bagua_wire.profile import BucketTiming, Profile
 
-KIB, MIB = 1024, 1024**2
 DEFAULT = Configuration(
-    bucket_bytes=25 * MIB,
+    bucket_bytes=DEFAULT_BUCKET_BYTES,
     hierarchical="off",
     channels=1,
     first_bucket_bytes=0,
     last_bucket_bytes=0,
     buckets=(),
 )
-CHANNELS = (1, 2, 4, 8, 16)
 # Bytes on the wire for each byte of a float32 gradient.
 PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
 # The reported step times of ranks differ by so much, although all end together: their clocks are
@@ -90,16 +83,24 @@ class Simulator:
         return self.workload.tensors
 
     @property
-    def space(self) -> dict[str, Domain]:
-        """The knobs that a job registers with the service, by name."""
-        levels = ("off", "leaders", "shards") if self.cluster.is_hierarchical else ("off",)
+    def ways(self) -> tuple[str, ...]:
+        """The ways of reducing that there are on this cluster."""
+        return ("off", "leaders", "shards") if self.cluster.is_hierarchical else ("off",)
+
+    @property
+    def space(self) -> dict[str, dict[str, Any]]:
+        """The knobs that a job registers with the service, by name, each as it is told."""
+        low, high = BUCKET_SIZES.low_bytes, BUCKET_SIZES.high_bytes
+        few = {
+            "hierarchical": self.ways,
+            "channels": CHANNELS_VALUES,
+            "first_bucket_bytes": EDGE_BUCKET_BYTES,
+            "last_bucket_bytes": EDGE_BUCKET_BYTES,
+        }
         return {
-            "bucket_bytes": LogInteger(low=64 * KIB, high=1024 * MIB),
-            "hierarchical": Categorical(values=levels),
-            "channels": Categorical(values=CHANNELS),
-            "first_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
-            "last_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
-            "buckets": Partition(),
+            "bucket_bytes": {"type": "log_integer", "low": low, "high": high},
+            **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
+            "buckets": {"type": "partition"},
         }
 
     @property

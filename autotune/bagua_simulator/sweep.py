@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.units import describe_bandwidth, describe_duration
+from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES
 
 # So many of the best configurations are tried with a first or last bucket size, too.
 REFINED = 10
+# The smallest and the largest size that a tuning tries are powers of two.
+_HALVES = range(
+    2 * (BUCKET_SIZES.low_bytes.bit_length() - 1), 2 * BUCKET_SIZES.high_bytes.bit_length() - 1
+)
+SIZES = [round(2 ** (half / 2) / 1024) * 1024 for half in _HALVES]
+"""Half-powers of two, in whole KiB."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,9 @@ def sweep(simulator: Simulator) -> Sweep:
     """Simulate half-powers of two of the bucket size, and find the best configuration."""
     lines = {
         hierarchical: [
-            _point(simulator, bucket_bytes=size, hierarchical=hierarchical)
-            for size in _sizes(simulator)
+            _point(simulator, bucket_bytes=size, hierarchical=hierarchical) for size in SIZES
         ]
-        for hierarchical in map(str, _levels(simulator, "hierarchical"))
+        for hierarchical in simulator.ways
     }
     default = _point(simulator, **simulator.baseline)
     return Sweep(simulator, lines, default, find_best(simulator))
@@ -74,20 +80,16 @@ def find_best(simulator: Simulator) -> Point:
     every size of the first and last bucket. Explicit bucket lists are not tried.
     """
     defaults = [_point(simulator), _point(simulator, **simulator.baseline)]
-    names = ("hierarchical", "channels")
-    levels = [_levels(simulator, name) for name in names]
     coarse = [
-        _point(simulator, bucket_bytes=size, **dict(zip(names, values, strict=True)))
-        for size in _sizes(simulator)
-        for values in product(*levels)
+        _point(simulator, bucket_bytes=size, hierarchical=hierarchical, channels=channels)
+        for size, hierarchical, channels in product(SIZES, simulator.ways, CHANNELS_VALUES)
     ]
     coarse = sorted([*defaults, *coarse], key=lambda point: point.step_seconds)[:REFINED]
-    ends = [_levels(simulator, name) for name in ("first_bucket_bytes", "last_bucket_bytes")]
     fine = [
         _point(simulator, **{**point.configuration, "first_bucket_bytes": first,
                              "last_bucket_bytes": last})
         for point in coarse
-        for first, last in product(*ends)
+        for first, last in product(EDGE_BUCKET_BYTES, repeat=2)
     ]  # fmt: skip
     return min([*coarse, *fine], key=lambda point: point.step_seconds)
 
@@ -95,16 +97,3 @@ def find_best(simulator: Simulator) -> Point:
 def _point(simulator: Simulator, **knobs: int | str | tuple[int, ...]) -> Point:
     configuration = Configuration(simulator.default, **knobs)
     return Point(configuration, simulator.step_seconds(configuration))
-
-
-def _levels(simulator: Simulator, knob: str) -> tuple[int | str, ...]:
-    domain = simulator.space[knob]
-    return domain.values if isinstance(domain, Categorical) else ()
-
-
-def _sizes(simulator: Simulator) -> list[int]:
-    domain = simulator.space["bucket_bytes"]
-    assert isinstance(domain, LogInteger)
-    halves = range(2 * (domain.low.bit_length() - 1), 2 * (domain.high.bit_length() - 1) + 1)
-    sizes = {round(2 ** (half / 2) / 1024) * 1024 for half in halves}
-    return sorted(size for size in sizes if domain.contains(size))

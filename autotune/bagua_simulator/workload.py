@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bagua_autotune.model.layout import Tensor
+from bagua_wire.cutting import Tensor
 
 FLOAT_BYTES = 4
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +64,21 @@ class Sized(Protocol):
     def bytes(self) -> int: ...
     @property
     def group(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One gradient, as a job is registered with it.
+
+    Attributes:
+        group: dtype and device; only tensors of the same group share a bucket.
+    """
+
+    name: str
+    elements: int
+    bytes: int
+    dtype: str
+    group: str
 
 
 class Cutter:

@@ -127,3 +127,30 @@ ALLOWED_WORDS: dict[str, str] = {
     ]
 }
 """Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the values they allow."""
+
+BUCKET_KNOB = "bucket_bytes"
+WAYS_KNOB = "hierarchical"
+CHANNELS_KNOB = "channels"
+ALGORITHM_KNOB = "algorithm"
+PRECISION_KNOB = "wire_precision"
+USUAL_ALGORITHM = "gradient_allreduce"
+PARTITION_KNOB = "buckets"
+EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
+SCATTER_GROUP_KNOB = "scatter_group"
+NODE_COPY_KNOB = "node_copy"
+SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
+PREFETCH_BYTES_KNOB = "prefetch_bytes"
+"""Of DeepSpeed's ZeRO, stage 3."""
+COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
+"""Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
+LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
+"""Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
+MEMORY_KNOBS = (
+    BUCKET_KNOB,
+    CHANNELS_KNOB,
+    "kept_units",
+    "prefetch",
+    "scatter_buffers",
+    PREFETCH_BYTES_KNOB,
+)
+"""Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""

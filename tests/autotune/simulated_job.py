@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from bagua_autotune.model.job import Event, JobSpec, Observation
-from bagua_autotune.model.knobs import Configuration, Value
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.knobs import SPACE, Domain
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
@@ -21,6 +20,8 @@ from bagua_client.measuring.profiler import PROFILED_STEPS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
 from bagua_simulator.sharded import ShardedSimulator
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.profile import Profile
 
 # As the client does it: a first report soon after a switch, then one from time to time; what the
 # service wants goes with the next report, is read a step later, and voted on in the step after.
@@ -227,6 +228,11 @@ class SimulatedJob:
         )
 
 
+def space_of(simulator: Simulator | ShardedSimulator, knobs: Sequence[str]) -> dict[str, Domain]:
+    """The job's knobs of these names, as the service reads them."""
+    return SPACE.validate_python({knob: simulator.space[knob] for knob in knobs})
+
+
 def truth(
     simulator: Simulator | ShardedSimulator,
     default: Configuration | None = None,
@@ -234,6 +240,6 @@ def truth(
 ) -> dict[Configuration, float]:
     """The true step time of every candidate, the baseline first."""
     baseline = default or Configuration({knob: simulator.default[knob] for knob in knobs})
-    space = {knob: simulator.space[knob] for knob in knobs}
+    space = space_of(simulator, knobs)
     candidates = enumerate_candidates(space, baseline, simulator.tensors)
     return {candidate: simulator.step_seconds(candidate) for candidate in candidates}

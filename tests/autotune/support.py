@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import event, select
 
 from bagua_autotune.model.job import Job, JobSpec
-from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.store.jobs import read_each
+from bagua_wire.configuration import Value
 
 MIB = 1024**2
 

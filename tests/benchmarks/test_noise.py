@@ -9,8 +9,8 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.cases import cases as known_cases
+from bagua_wire.configuration import Configuration
 from benchmarks.support.noise.cases import MODELS, OddSimulator, cases, drawn_case
 from benchmarks.support.noise.figures import figures
 from benchmarks.support.noise.tunings import Setting, settings, tune

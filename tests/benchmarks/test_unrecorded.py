@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bagua_autotune.costs import Predictor, fit_model
-from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
+from bagua_wire.configuration import Configuration
 from benchmarks.support.searches.engines import OurEngine
 from benchmarks.support.searches.landscape import MIB, SPACES, Landscape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def make_tuned_job(database: Path) -> None:
     """A job whose name is JOB, as the pages call it: profiled, tuned, and ended."""
     workload = make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0)
     measured = Simulator(workload, make_cluster(latency_seconds=1e-4))
-    tensors = [tensor.model_dump() for tensor in workload.tensors]
+    tensors = [asdict(tensor) for tensor in workload.tensors]
     spec = make_spec(name="JOB", tensors=tensors, world_size=8, ranks_per_node=[2] * 4)
     tuner, ranks = Tuner(Store(f"sqlite:///{database}")), Ranks(noise=0.001, world_size=8)
     tuner.register("job", spec)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bagua_autotune.model.job import JobSpec
-from bagua_autotune.model.text import describe
+from bagua_wire.words import describe
 from tests.docs.checks import RUN_SECONDS, scratch_environment
 from tests.docs.pages import ROOT, blocks
 

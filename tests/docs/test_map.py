@@ -78,12 +78,3 @@ def test_modules_beside_the_folders_are_on_the_tuners_side_or_start_programs() -
 @pytest.mark.parametrize("part", sorted(APART))
 def test_what_helps_any_training_does_not_touch_the_tuner(part: str) -> None:
     assert imported(part) <= {"communication", "torch_private"}
-
-
-def test_service_and_client_share_the_words_on_the_wire_and_no_behaviour() -> None:
-    """But for the class of Bagua's service, which is ours under its name."""
-    of_service = {name.split(".")[0] for name in imports(ROOT / "autotune")}
-    assert of_service & {"torch", "bagua_client"} == set()
-    for folder in sorted(TUNER):
-        names = {name.split(".")[0] for name in imports(CLIENT / folder)}
-        assert names & {"bagua_autotune", "bagua_simulator"} == set(), folder

@@ -27,8 +27,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.serving import make_server
 
 from bagua_autotune.api import v2
-from bagua_autotune.model.knobs import Value
-from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
@@ -36,6 +34,8 @@ from bagua_client import Configuration, Tuning
 from bagua_client.reporter.conversation import told_of
 from bagua_client.result_line import write_result_line
 from bagua_client.service.client import ServiceClient
+from bagua_wire.configuration import Value
+from bagua_wire.words import describe
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
 from tests.e2e.programs.driven_job import DrivenJob

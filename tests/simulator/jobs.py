@@ -7,9 +7,9 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import Value
-from bagua_autotune.model.layout import Tensor
 from bagua_simulator import Cluster, Workload
+from bagua_wire.configuration import Value
+from bagua_wire.cutting import Tensor
 
 MIB = 1024**2
 

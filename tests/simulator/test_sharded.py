@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.sharded import ShardedSimulator, Unit
+from bagua_wire.configuration import Configuration
 
 pytestmark = pytest.mark.slow
 

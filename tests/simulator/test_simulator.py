@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import check_configuration
+from bagua_autotune.model.knobs import SPACE, check_configuration
 from bagua_simulator import Simulator, Workload
 from bagua_simulator.collectives import reduction
 from bagua_simulator.simulator import LAUNCH_SECONDS
@@ -89,9 +89,9 @@ def test_half_the_bytes_help_where_the_network_is_slow() -> None:
 
 
 def test_the_default_is_in_the_space() -> None:
-    check_configuration(SIMULATOR.default, SIMULATOR.space)
+    check_configuration(SIMULATOR.default, SPACE.validate_python(SIMULATOR.space))
     flat = Simulator(make_workload(), make_cluster(nodes=1))
-    assert "leaders" not in str(flat.space["hierarchical"])
+    assert flat.space["hierarchical"]["values"] == ("off",)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
-from bagua_wire.cutting import Cutter, Cutting
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Cutter, Cutting, Tensor
 
 
 def cut(tensors: list[Tensor], size: int) -> list[list[Tensor]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.model.text import describe_knob, is_unused
 from bagua_wire.knobs import KNOBS
+from bagua_wire.words import describe_knob, is_unused
 
 OTHERS = {
     "bucket_bytes": [4096],

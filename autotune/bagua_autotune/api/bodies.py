@@ -29,6 +29,8 @@ IN_JSON = {
     "list_type": "Input should be a valid array",
     "dict_type": "Input should be an object",
     "model_type": "Input should be an object",
+    "dataclass_type": "Input should be an object",
+    "unexpected_keyword_argument": "Extra inputs are not permitted",
 }
 
 

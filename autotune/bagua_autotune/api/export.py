@@ -13,9 +13,9 @@ from itertools import islice
 from pydantic import TypeAdapter
 
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.views import Event, JobDetail, Observation, Trial
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 
 # A step of a thousand ranks is a line of 40 KB.
 LINES_AT_ONCE = 100

@@ -14,7 +14,7 @@ from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.earlier.copies import Copy
 from bagua_autotune.model.characters import JOB_ID
-from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.store.maintenance.retention import Deleted, Pruned
 
 Mode = Literal["validation", "serialization"]

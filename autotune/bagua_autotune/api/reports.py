@@ -25,9 +25,10 @@ from bagua_autotune.model.job import (
     ToldKind,
     count_combinations,
 )
-from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
+from bagua_autotune.model.knobs import MANY_TENSORS, SPACE
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.view import View
+from bagua_wire.knobs import EDGE_KNOBS
 
 Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]

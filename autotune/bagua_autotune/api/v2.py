@@ -16,7 +16,7 @@ from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.characters import JOB_ID
 from bagua_autotune.model.job import RUNS, Event, Observation
-from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
 from bagua_autotune.store.maintenance import retention

@@ -17,9 +17,9 @@ from bagua_autotune.bagua import hyperparameters
 from bagua_autotune.bagua.family import Family
 from bagua_autotune.bagua.storage import Known, NotRegistered, Storage
 from bagua_autotune.model.job import Job, JobSpec, Limits
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.cutting import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bagua_autotune.model.knobs import Value
+from bagua_wire.configuration import Value
 
 # A worker reports the mean speed of 100 iterations; two reports this close together have settled.
 SETTLED_RATIO = 0.1

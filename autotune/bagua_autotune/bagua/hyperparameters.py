@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space, Value
-from bagua_autotune.model.layout import Tensor
-from bagua_wire.cutting import Cutter, Cutting
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Cutter, Cutting, Tensor
 
 # Bagua's own service lacks i64, although its worker sends it.
 ELEMENT_BYTES = {"f16": 2, "f32": 4, "i64": 8, "u8": 1}

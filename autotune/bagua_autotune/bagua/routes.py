@@ -20,7 +20,7 @@ from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
 from bagua_autotune.bagua.storage import NotRegistered
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, JobName
-from bagua_autotune.model.layout import Label
+from bagua_autotune.model.received import Label
 
 # An observation has a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]

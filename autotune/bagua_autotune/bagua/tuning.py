@@ -18,10 +18,10 @@ from bagua_autotune.bagua.family import Family, Grant, Model, Window
 from bagua_autotune.bagua.storage import Changed, Known, Storage
 from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits, Observation
-from bagua_autotune.model.knobs import Configuration, Value
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Tensor
 
 # The trials of a job whose ranks report each by itself.
 #

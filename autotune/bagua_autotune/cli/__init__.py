@@ -7,11 +7,11 @@ which names a click command.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
 
 import click
 
 from bagua_autotune import __version__
+from bagua_autotune.cli import hung_in
 
 # Each with the first sentence of its own help.
 COMMANDS = {
@@ -41,46 +41,33 @@ OF_OUR_PACKAGES = {
 """The same sentence of commands that hang in from our other packages, which may be left out."""
 
 
-def hung_in() -> dict[str, EntryPoint]:
-    """The commands of other packages, by name. A command of the service goes before another of the
-    same name."""
-    found = entry_points(group="bagua_autotune.commands")
-    return {each.name: each for each in found if each.name not in COMMANDS}
-
-
 class Commands(click.Group):
     """Lists its commands without importing them: each needs large modules that others do not."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *hung_in()]
+        return list(_sentences())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command: click.Command
+        command: click.Command | None = None
         if cmd_name in COMMANDS:
             module = f"bagua_autotune.cli.commands.{MODULES.get(cmd_name, cmd_name)}"
             command = getattr(importlib.import_module(module), cmd_name)
-            return command
-        entry = hung_in().get(cmd_name)
-        if entry is None:
-            return None
-        package = entry.module.partition(".")[0]
-        try:
-            command = entry.load()
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
-            raise click.ClickException(
-                f"{cmd_name} is a command of the package {package}, which is not installed"
-            ) from error
+        elif entry := hung_in.of(hung_in.COMMANDS).get(cmd_name):
+            command = hung_in.load(entry)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sentences = {
-            name: OF_OUR_PACKAGES.get(name, f"A command of {entry.module.partition('.')[0]}.")
-            for name, entry in hung_in().items()
-        }
         with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items(), *sentences.items()])
+            formatter.write_dl(list(_sentences().items()))
+
+
+def _sentences() -> dict[str, str]:
+    """What there is of commands, those of the service first: none takes the place of one."""
+    others = {
+        name: OF_OUR_PACKAGES.get(name, f"A command of {hung_in.package_of(entry)}.")
+        for name, entry in hung_in.of(hung_in.COMMANDS).items()
+    }
+    return COMMANDS | {name: said for name, said in others.items() if name not in COMMANDS}
 
 
 # Made by click, from the options of the commands.

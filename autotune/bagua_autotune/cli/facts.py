@@ -7,8 +7,9 @@ from datetime import datetime
 
 from bagua_autotune.cli.output import speedup_words
 from bagua_autotune.model.job import RUNS
-from bagua_autotune.model.text import describe, describe_memory, describe_seconds
+from bagua_autotune.model.text import describe_memory, describe_seconds
 from bagua_autotune.views import JobSummary
+from bagua_wire.words import describe
 
 
 def fact_lines(job: JobSummary) -> Iterator[str]:

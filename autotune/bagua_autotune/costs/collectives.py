@@ -13,13 +13,9 @@ from itertools import product
 from typing import NamedTuple
 
 from bagua_autotune.model.algorithms import KNOWN, OTHER, Algorithm, choices
-from bagua_autotune.model.knobs import (
-    USUAL_ALGORITHM,
-    Categorical,
-    Configuration,
-    Space,
-    Value,
-)
+from bagua_autotune.model.knobs import Categorical, Space
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import USUAL_ALGORITHM
 
 
 class Kind(NamedTuple):

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Kind
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
-from bagua_wire.cutting import Bucket, Cutter, Cutting
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Bucket, Cutter, Cutting, Tensor
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -13,9 +13,9 @@ from bagua_autotune.costs.fitting import fit_costs
 from bagua_autotune.costs.layouts import Floats, Integers, Layouts, LayoutTable
 from bagua_autotune.costs.queues import points_of
 from bagua_autotune.costs.timeline import Paths, Queues, find_paths, parts
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import Profile
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
+from bagua_wire.profile import Profile
 
 # The best explicit list of buckets under a cost model, by dynamic programming.
 #

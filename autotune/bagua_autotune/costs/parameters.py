@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from bagua_autotune.costs.collectives import Kind
 from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.model.algorithms import KNOWN
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Value
+from bagua_wire.configuration import Value
+from bagua_wire.knobs import ALGORITHM_KNOB
 
 # A message of so many bytes takes twice its latency; 64 KiB to 16 MiB are usual.
 USUAL_HALF_BYTES = 2.0**20

@@ -10,7 +10,7 @@ import numpy as np
 
 from bagua_autotune.costs.collectives import Kind
 from bagua_autotune.costs.timeline import latencies
-from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_wire.profile import BucketTiming, Profile
 
 SMALLEST_SECONDS = 1e-7
 

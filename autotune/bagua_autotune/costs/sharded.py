@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from bagua_autotune.costs.layouts import Floats, Layouts
 from bagua_autotune.costs.parameters import BEND
 from bagua_autotune.model.algorithms import algorithm_of
-from bagua_autotune.model.knobs import (
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Cutting
+from bagua_wire.knobs import (
     ALGORITHM_KNOB,
     CHANNELS_KNOB,
     NODE_COPY_KNOB,
     PRECISION_KNOB,
     WAYS_KNOB,
-    Configuration,
 )
-from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
-from bagua_wire.cutting import Cutting
+from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 # What more channels gain a sharded model, from the numbers of them that were profiled.
 

@@ -26,13 +26,7 @@ from bagua_autotune.measuring.confirmation import (
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Job, Limits, Purpose, Trial
-from bagua_autotune.model.knobs import (
-    MEMORY_KNOBS,
-    Configuration,
-    Value,
-    numbers_changed,
-    repeats_change,
-)
+from bagua_autotune.model.knobs import numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     DISAGREED,
@@ -45,6 +39,8 @@ from bagua_autotune.model.reasons import (
 )
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import MEMORY_KNOBS
 
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.

@@ -23,12 +23,13 @@ from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.model.knobs import Configuration, numbers_changed
+from bagua_autotune.model.knobs import numbers_changed
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import StepCost, Steps
 from bagua_autotune.store.trials import Step
+from bagua_wire.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
-from bagua_autotune.model.knobs import Configuration, repeats_change
+from bagua_autotune.model.knobs import repeats_change
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     GIVING_UP,
@@ -25,15 +25,11 @@ from bagua_autotune.model.reasons import (
     WINNER_CODE,
 )
 from bagua_autotune.model.statistics import Estimate, Interval
-from bagua_autotune.model.text import (
-    describe,
-    describe_count,
-    describe_memory,
-    describe_speedup,
-    is_unused,
-)
+from bagua_autotune.model.text import describe_count, describe_memory, describe_speedup
 from bagua_autotune.store.observations import Steps
+from bagua_wire.configuration import Configuration
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.words import describe, is_unused
 
 
 @dataclass(frozen=True)

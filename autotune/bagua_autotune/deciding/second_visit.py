@@ -16,8 +16,9 @@ import numpy as np
 
 from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.search import Predictor, Problem
+from bagua_wire.configuration import Configuration
 
 # Expected of a level whose visit was as slow as that, a visit is worth it.
 WORTH_A_VISIT = 0.008

@@ -31,13 +31,15 @@ from bagua_autotune.model.job import (
     Trial,
     TrialState,
 )
-from bagua_autotune.model.knobs import Configuration, Given
-from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.knobs import Given
 from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.received import ReceivedTensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.lives import Place
 from bagua_autotune.store.rows import result_column
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 
 # Of one training: as many kinds of topologies as it is likely to come back to.
 MOST_JOBS = 8
@@ -116,7 +118,7 @@ class Copy(_Part):
 
     format: Literal[1] = 1
     tensors: Annotated[
-        tuple[Tensor, ...], Field(min_length=1, max_length=MOST_TENSORS, fail_fast=True)
+        tuple[ReceivedTensor, ...], Field(min_length=1, max_length=MOST_TENSORS, fail_fast=True)
     ]
     jobs: Annotated[
         tuple[CopiedJob, ...], Field(min_length=1, max_length=MOST_JOBS, fail_fast=True)

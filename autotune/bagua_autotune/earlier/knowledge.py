@@ -24,12 +24,14 @@ from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
 from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.knobs import Partition
 from bagua_autotune.search import Problem
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
 from bagua_autotune.store import Store
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
+from bagua_wire.knobs import PARTITION_KNOB
+from bagua_wire.profile import Profile
 
 logger = logging.getLogger(__name__)
 

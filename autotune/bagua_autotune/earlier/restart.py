@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.measuring.rounds import Round, measured_in
 from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, JobSpec, Trial, TrialState
-from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import describe, describe_count
+from bagua_autotune.model.text import describe_count
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.words import describe
 
 # Of the default's step times before and after the restart; the same setting differs by as much from
 # one time to another. Costs are kept relative to it.

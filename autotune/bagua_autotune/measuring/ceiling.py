@@ -18,8 +18,9 @@ from statistics import median
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Categorical
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.statistics import estimate
+from bagua_wire.knobs import ALGORITHM_KNOB
 
 # The last ones of the default's first trial: those before are its warm-up.
 LATEST_STEPS = 20

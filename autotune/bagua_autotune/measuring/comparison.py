@@ -14,8 +14,8 @@ from math import hypot, isfinite
 
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
+from bagua_wire.configuration import Configuration
 
 # Measurements of one configuration minutes apart differ by some percent on a machine that did not
 # change. It did where more than this lies between the intervals of two of them.

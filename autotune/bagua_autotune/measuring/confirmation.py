@@ -20,8 +20,8 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.trial_end import MOST_STEPS
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Interval, difference
+from bagua_wire.configuration import Configuration
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6

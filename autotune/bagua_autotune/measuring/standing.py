@@ -18,9 +18,9 @@ from bagua_autotune.measuring.comparison import Comparison
 from bagua_autotune.measuring.confirmation import being_confirmed, confirm
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
+from bagua_wire.configuration import Configuration
 
 
 def lowest(trials: Sequence[Trial]) -> Trial | None:

@@ -15,8 +15,8 @@ from functools import cached_property
 from statistics import fmean, median
 
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate
+from bagua_wire.configuration import Configuration
 
 # A guess of what visits differ by, as a part of the default's cost, and of how many visits more it
 # is worth: few say little.

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from bagua_autotune.metrics.labels import FAILURES
 from bagua_autotune.model.job import JobPhase, TrialState
-from bagua_autotune.model.knobs import Value
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.views import JobSum
+from bagua_wire.configuration import Value
 from bagua_wire.knob_kinds import describe_bytes
 
 PHASES: tuple[str, ...] = get_args(JobPhase)

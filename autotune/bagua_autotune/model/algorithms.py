@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bagua_autotune.model.knobs import (
+from bagua_autotune.model.knobs import Categorical, Space
+from bagua_wire.configuration import Value
+from bagua_wire.knobs import (
     ALGORITHM_KNOB,
     BUCKET_KNOB,
     CHANNELS_KNOB,
@@ -14,9 +16,6 @@ from bagua_autotune.model.knobs import (
     SHARDED_KNOBS,
     USUAL_ALGORITHM,
     WAYS_KNOB,
-    Categorical,
-    Space,
-    Value,
 )
 
 Moment = Literal["ready", "begin", "end", "apart"]

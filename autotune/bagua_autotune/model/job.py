@@ -13,25 +13,23 @@ from pydantic.json_schema import SkipJsonSchema
 from bagua_autotune.model.algorithms import choices
 from bagua_autotune.model.characters import printable, visible
 from bagua_autotune.model.knobs import (
-    ALGORITHM_KNOB,
-    BUCKET_KNOB,
-    PARTITION_KNOB,
     Categorical,
-    Configuration,
+    ConfigurationField,
     Given,
     Knob,
     LogInteger,
     Partition,
     Space,
-    Value,
     check_configuration,
 )
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.received import ReceivedTensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.team import TeamName
 from bagua_autotune.model.view import Moment
 from bagua_wire import limits
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import ALGORITHM_KNOB, BUCKET_KNOB, PARTITION_KNOB
 
 # By which a job's ranks speak: Bagua's own, or this project's. Of a search with whole runs (system)
 # there are none: its runs are timed by their steps, or have a score of their own.
@@ -110,7 +108,7 @@ class JobSpec(BaseModel):
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=MOST_RANKS)], ...] = Field(
         max_length=MOST_RANKS, fail_fast=True, strict=False
     )
-    tensors: tuple[Tensor, ...] = Field(
+    tensors: tuple[ReceivedTensor, ...] = Field(
         min_length=1, max_length=MOST_TENSORS, fail_fast=True, strict=False
     )
     knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=MOST_KNOBS)
@@ -199,7 +197,7 @@ class Result:
     take at their peak on the fullest rank, of its ``device_bytes``; None where it is not known.
     """
 
-    configuration: Configuration
+    configuration: ConfigurationField
     kept: Literal["winner", "baseline"]
     speedup: float
     low: float

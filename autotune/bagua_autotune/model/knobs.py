@@ -1,4 +1,4 @@
-"""Knobs, their domains, and configurations: what may be tuned, and one choice of it.
+"""Knobs and their domains: what may be tuned, and which configurations that allows.
 
 A knob is data (a name and a domain), so that a new one needs no new code here.  A domain
 is one small frozen model; it is also its own form on the wire and in the store.
@@ -6,7 +6,7 @@ is one small frozen model; it is also its own form on the wire and in the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,41 +21,15 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from bagua_autotune.model.characters import printable
-from bagua_wire.knobs import KNOBS
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import COUNT_KNOBS, LOSSLESS_KNOBS
 
-Value = int | str | tuple[int, ...]
 Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 MOST_BUCKETS = 100_000
 Counts = Annotated[tuple[Number, ...], Field(max_length=MOST_BUCKETS, fail_fast=True, strict=False)]
 Given = Number | Name | Counts
 """A value that somebody sends. Of lists the first error is told: all of them may be millions."""
-BUCKET_KNOB = "bucket_bytes"
-WAYS_KNOB = "hierarchical"
-CHANNELS_KNOB = "channels"
-ALGORITHM_KNOB = "algorithm"
-PRECISION_KNOB = "wire_precision"
-USUAL_ALGORITHM = "gradient_allreduce"
-PARTITION_KNOB = "buckets"
-EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
-SCATTER_GROUP_KNOB = "scatter_group"
-NODE_COPY_KNOB = "node_copy"
-SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
-PREFETCH_BYTES_KNOB = "prefetch_bytes"
-"""Of DeepSpeed's ZeRO, stage 3."""
-COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
-"""Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
-LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
-"""Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
-MEMORY_KNOBS = (
-    BUCKET_KNOB,
-    CHANNELS_KNOB,
-    "kept_units",
-    "prefetch",
-    "scatter_buffers",
-    PREFETCH_BYTES_KNOB,
-)
-"""Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000
 
@@ -152,68 +126,25 @@ def is_ordered(knob: str, domain: Domain) -> bool:
     )
 
 
-class Configuration(Mapping[str, Value]):
-    """A value for every knob; immutable and hashable.
+class _AsObject:
+    """Lets pydantic read and write a configuration: an object on the wire."""
 
-    >>> Configuration(bucket_bytes=4 << 20, hierarchical="off")["bucket_bytes"]
-    4194304
-    """
-
-    __slots__ = ("_hash", "_values")
-
-    def __init__(self, values: Mapping[str, Value] | None = None, /, **named: Value) -> None:
-        given = {**(values or {}), **named}
-        # JSON knows lists only; a configuration is hashable.
-        self._values: dict[str, Value] = {
-            knob: tuple(value) if isinstance(value, list) else value
-            for knob, value in given.items()
-        }
-        self._hash: int | None = None
-
-    def __getitem__(self, knob: str) -> Value:
-        return self._values[knob]
-
-    def number(self, knob: str) -> int:
-        """The value of a knob that is a number."""
-        value = self._values[knob]
-        if not isinstance(value, int):
-            raise TypeError(f"knob {knob!r} is {value!r} and not a number")
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        # Once: searches look hundreds of them up in every decision.
-        if self._hash is None:
-            self._hash = hash(frozenset(self._values.items()))
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Configuration):
-            return self._values == other._values
-        return Mapping.__eq__(self, other)
-
-    def __repr__(self) -> str:
-        return f"Configuration({self._values})"
-
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, _source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Let pydantic read and write it: an object on the wire."""
+    @staticmethod
+    def __get_pydantic_core_schema__(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         values = handler.generate_schema(dict[str, Value])
-        read = core_schema.no_info_after_validator_function(cls, values)
+        read = core_schema.no_info_after_validator_function(Configuration, values)
+        is_one = core_schema.is_instance_schema(Configuration)
         return core_schema.json_or_python_schema(
             json_schema=read,
-            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), read]),
+            python_schema=core_schema.union_schema([is_one, read]),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 dict, return_schema=values
             ),
         )
+
+
+ConfigurationField = Annotated[Configuration, _AsObject]
+"""A configuration in what pydantic reads or writes."""
 
 
 def numbers_changed(

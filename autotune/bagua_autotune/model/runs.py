@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from bagua_autotune.model.characters import printable
 from bagua_autotune.model.job import JobSpec
 from bagua_autotune.model.knobs import Categorical, Given, Knob, check_configuration
-from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.received import ReceivedTensor
 
 MOST_SETTINGS = 1000
 # Such as ds_config.json:zero_optimization.reduce_bucket_size, with the path of the file.
@@ -23,7 +23,7 @@ class RunsSpec(JobSpec):
     """A job without tensors, whose knobs are settings of a command, by the names that the command
     line has for them. Nothing of it comes from a request."""
 
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[ReceivedTensor, ...] = ()
     knobs: dict[SettingName, Knob] = Field(min_length=1, max_length=MOST_SETTINGS)
     default_configuration: dict[SettingName, Given] = Field(max_length=MOST_SETTINGS)
 

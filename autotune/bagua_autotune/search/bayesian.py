@@ -20,13 +20,14 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import CHANNELS_KNOB, Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
+from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import CHANNELS_KNOB
 
 # A size is tried only up to four times a measured one: then a wrong cost model costs a few per
 # cent of a trial, not several times its length.

@@ -15,22 +15,17 @@ import numpy as np
 from bagua_autotune.costs import CostModel, Kind, Layouts
 from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.algorithms import algorithm_of, choices
-from bagua_autotune.model.knobs import (
+from bagua_autotune.model.knobs import MANY_TENSORS, Categorical, Domain, LogInteger, Space
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Tensor
+from bagua_wire.knobs import (
     BUCKET_KNOB,
     CHANNELS_KNOB,
     EDGE_KNOBS,
-    MANY_TENSORS,
     PARTITION_KNOB,
     SCATTER_GROUP_KNOB,
     WAYS_KNOB,
-    Categorical,
-    Configuration,
-    Domain,
-    LogInteger,
-    Space,
-    Value,
 )
-from bagua_autotune.model.layout import Tensor
 
 
 def enumerate_candidates(

@@ -8,16 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import (
-    CHANNELS_KNOB,
-    WAYS_KNOB,
-    Categorical,
-    Configuration,
-    LogInteger,
-    Space,
-    Value,
-    is_ordered,
-)
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space, is_ordered
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import CHANNELS_KNOB, WAYS_KNOB
 
 SPREAD_TRIALS = 4
 # Of ordered values so many show the effect of the others. But of channels every other number is

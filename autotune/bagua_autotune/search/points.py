@@ -10,17 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.knobs import (
-    BUCKET_KNOB,
-    COUNT_KNOBS,
-    Configuration,
-    Domain,
-    LogInteger,
-    Partition,
-    Space,
-    Value,
-    is_ordered,
-)
+from bagua_autotune.model.knobs import Domain, LogInteger, Partition, Space, is_ordered
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import BUCKET_KNOB, COUNT_KNOBS
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

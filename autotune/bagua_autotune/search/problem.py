@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.costs import Layouts, Predictor
-from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.knobs import Space
+from bagua_wire.configuration import Configuration
 
 
 @dataclass(frozen=True)

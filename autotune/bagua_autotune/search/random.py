@@ -6,9 +6,9 @@ import math
 import random
 from statistics import fmean
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
+from bagua_wire.configuration import Configuration
 
 
 @register("random")

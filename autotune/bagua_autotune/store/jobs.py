@@ -22,7 +22,6 @@ from bagua_autotune.model.job import (
     Saved,
     Trial,
 )
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
 from bagua_autotune.store.engine.database import Database, Statement
 from bagua_autotune.store.engine.tables import (
@@ -35,6 +34,7 @@ from bagua_autotune.store.engine.tables import (
 )
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked, the_row
+from bagua_wire.cutting import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Jobs:
         with self.database.reading() as session:
             check_job(session, job_id)
             stored = session.scalar(select(JobRow.tensors).where(JobRow.id == job_id))
-            return [Tensor.model_validate(tensor) for tensor in stored or ()]
+            return [Tensor(**tensor) for tensor in stored or ()]
 
     def contact(self, job_id: str) -> Contact:
         """Return enough to see whether the job has changed, without reading all of it."""

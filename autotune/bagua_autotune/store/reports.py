@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from typing import Any, cast
 
 from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, EventKind
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.received import PROFILE
 from bagua_autotune.store.engine.database import Database, Statement
 from bagua_autotune.store.engine.tables import EventRow, ProfileRow, TrialRow
 from bagua_autotune.store.rows import check_job, locked, trial_row
+from bagua_wire.profile import Profile
 
 # Of one kind and one trial.
 MOST_EVENTS = 100
@@ -102,7 +104,7 @@ class Reports:
             known = set(session.scalars(query))
             if profile.step in known or len(known) >= MOST_PROFILES:
                 return False
-            content = profile.model_dump(mode="json")
+            content = asdict(profile)
             session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
             return True
 
@@ -119,7 +121,7 @@ class Reports:
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             found = session.execute(query)
-            return [(trial, Profile.model_validate(told, strict=False)) for trial, told in found]
+            return [(trial, PROFILE.validate_python(told)) for trial, told in found]
 
     def latest_profiles(self, job_id: str, count: int, trial: int | None = None) -> list[Profile]:
         """The last profiled steps of a trial, by default of the newest profiled one; in order."""
@@ -129,7 +131,7 @@ class Reports:
         query = query.where(TrialRow.index == (newest if trial is None else trial))
         with self.database.reading() as session:
             found = session.scalars(query.order_by(ProfileRow.step.desc()).limit(count)).all()
-            return [Profile.model_validate(told, strict=False) for told in reversed(found)]
+            return [PROFILE.validate_python(told) for told in reversed(found)]
 
 
 def _key(event: Event) -> str | None:

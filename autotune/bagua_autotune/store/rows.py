@@ -24,13 +24,14 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import RUNS, Inherited, Job, JobSpec, Limits, Result, Saved, Trial
-from bagua_autotune.model.knobs import SPACE, Configuration
+from bagua_autotune.model.knobs import SPACE
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.engine.database import Database, Statement
 from bagua_autotune.store.engine.tables import JobRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
+from bagua_wire.configuration import Configuration
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.knobs import Space
 from bagua_autotune.search.points import TIE, first_best
+from bagua_wire.configuration import Configuration
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import CONTACT_SECONDS, OVER, Observation, Trial
 from bagua_autotune.model.job import Result as JobResult
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
@@ -31,6 +30,7 @@ from bagua_autotune.system.stored import (
     closing,
     take_up,
 )
+from bagua_wire.configuration import Configuration
 
 GONE = "the job was deleted or is written by another search"
 

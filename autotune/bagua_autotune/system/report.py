@@ -10,7 +10,6 @@ from typing import Any
 
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Result
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe_seconds, describe_speedup
@@ -19,6 +18,7 @@ from bagua_autotune.system.running.runs import Outcome, Run, costs_of
 from bagua_autotune.system.search import SystemSearch, Verdict
 from bagua_autotune.system.settings.places import FileKey, Start
 from bagua_autotune.system.space import SearchSpace
+from bagua_wire.configuration import Configuration
 
 OWN = "your settings"
 NOTHING_SUCCEEDED = "no run with other settings succeeded"

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval, difference
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.points import first_best
@@ -28,6 +27,7 @@ from bagua_autotune.system.running.runs import (
 )
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.space import SearchSpace
+from bagua_wire.configuration import Configuration, Value
 
 # What is not tried again after failed runs.
 #

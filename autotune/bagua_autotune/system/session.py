@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.record import Diverged, Record
@@ -23,6 +22,7 @@ from bagua_autotune.system.settings.asked import Asked, searched
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.settings.variables import BACKENDS, INTERFACES, find_variables
 from bagua_autotune.system.space import SearchSpace
+from bagua_wire.configuration import Configuration
 
 # What a search cost, and when that is earned.
 

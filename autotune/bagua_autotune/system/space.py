@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space, Value
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.settings.variables import CONNECTED, SOCKETS, THREADS
+from bagua_wire.configuration import Configuration, Value
 
 CONNECTIONS = "connections"
 MOST_CONNECTIONS = 64

@@ -10,7 +10,7 @@ from bagua_autotune.measuring.confirmation import most_trials
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.view import View
 
 
@@ -20,7 +20,7 @@ class OpenTrial(View):
     index: int
     purpose: Purpose
     state: TrialState
-    configuration: Configuration
+    configuration: ConfigurationField
 
 
 class Progress(View):
@@ -46,7 +46,7 @@ class Progress(View):
     elapsed_seconds: float
     seconds_left: float | None
     speedup: float | None
-    incumbent: Configuration | None
+    incumbent: ConfigurationField | None
 
 
 class JobState(View):
@@ -63,7 +63,7 @@ class JobState(View):
     round: int
     deciding: bool
     trial: OpenTrial | None
-    configuration: Configuration
+    configuration: ConfigurationField
     progress: Progress
     result: Result | None
 

@@ -35,12 +35,9 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.memory import Memory
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store
 from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.errors import UnknownJob
@@ -59,6 +56,9 @@ from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.reported import WrongStep, check_protocol, weigh
 from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
+from bagua_wire.configuration import Configuration
+from bagua_wire.profile import Profile
+from bagua_wire.words import describe
 
 logger = logging.getLogger(__name__)
 

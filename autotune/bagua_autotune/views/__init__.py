@@ -7,7 +7,7 @@ from them, and the command line reads them back.
 from __future__ import annotations
 
 from bagua_autotune.model.job import Event
-from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.views.curve import Curve
 from bagua_autotune.views.figures import Figures

@@ -14,13 +14,15 @@ from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import RUNS, Job, Trial
-from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
-from bagua_autotune.model.text import describe_part
+from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views.importance import Importance, make_importance
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB
+from bagua_wire.words import describe_part
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class CurveLine(View):
     """``values``: of all knobs but the bucket size."""
 
     label: str
-    values: Configuration
+    values: ConfigurationField
     points: list[CurvePoint]
 
 

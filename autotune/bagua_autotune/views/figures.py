@@ -19,11 +19,11 @@ from bagua_autotune.measuring.standing import (
     standing,
 )
 from bagua_autotune.model.job import RUNS
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
+from bagua_wire.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from itertools import combinations
 
 from bagua_autotune.deciding.decision import told_searcher
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
+from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import ALGORITHM_KNOB
 
 # So many knobs have 256 mixtures of two configurations.
 MOST_CHANGED = 8

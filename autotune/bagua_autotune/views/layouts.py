@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
+from bagua_wire.configuration import Configuration
+from bagua_wire.words import describe
 
 Role = Literal["default", "incumbent"]
 

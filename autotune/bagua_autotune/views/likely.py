@@ -18,10 +18,10 @@ from bagua_autotune.costs import Layouts, Predictor, ShardedModel, fit_model, is
 from bagua_autotune.measuring.confirmation import least_shown
 from bagua_autotune.measuring.visits import Visited
 from bagua_autotune.model.job import JobSpec, Trial
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.received import PROFILE
 from bagua_autotune.model.statistics import estimate
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_wire.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def prospect(
 def _likely(job: Mapping[str, Any], told: Sequence[Any]) -> tuple[float, float] | None:
     spec = JobSpec.model_validate_json(json.dumps(job))
     layouts, default = Layouts(spec.tensors), Configuration(spec.default_configuration)
-    profiled = [(default, Profile.model_validate_json(json.dumps(each))) for each in told]
+    profiled = [(default, PROFILE.validate_python(each)) for each in told]
     model: Predictor | None
     if is_sharded(profiled):
         model = ShardedModel(layouts, profiled)

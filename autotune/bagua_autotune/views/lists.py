@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from bagua_autotune.measuring.rounds import Round, read_ceilings, with_ceiling
 from bagua_autotune.model.job import Api, Event, Limits
-from bagua_autotune.model.knobs import Configuration, Knob
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.knobs import ConfigurationField, Knob
+from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.trials import Trial, trial_views
+from bagua_wire.cutting import Tensor
 
 # So long are pages if nobody says otherwise, and at most.
 MOST_LISTED = 10_000
@@ -34,7 +34,7 @@ class JobDetail(JobState):
     ranks_per_node: tuple[int, ...]
     tensors: tuple[Tensor, ...]
     knobs: dict[str, Knob]
-    default_configuration: Configuration
+    default_configuration: ConfigurationField
     fingerprint: str
     limits: Limits
     software: dict[str, str]
@@ -182,7 +182,7 @@ def event_list(
 def profile_list(store: Store, job_id: str, trial: int | None = None) -> ProfileList:
     """The profiles of one trial, or of all."""
     found = store.profiles(job_id, trial)
-    profiles = [TrialProfile(trial=index, **dict(profile)) for index, profile in found]
+    profiles = [TrialProfile(trial=index, **vars(profile)) for index, profile in found]
     return ProfileList(profiles=profiles)
 
 

@@ -12,8 +12,7 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import CUT_SHORT, RUNS, Event, Job, Limits, Trial
-from bagua_autotune.model.knobs import Configuration, Knob, Space
-from bagua_autotune.model.text import KNOB_WORDS, words_of
+from bagua_autotune.model.knobs import ConfigurationField, Knob, Space
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
@@ -40,6 +39,8 @@ from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries,
 from bagua_autotune.views.training_lives import Life, make_lives
 from bagua_autotune.views.trials import ShownTrial, shown_trials
 from bagua_autotune.views.words import explain, machine_change
+from bagua_wire.configuration import Configuration
+from bagua_wire.words import KNOB_WORDS, words_of
 
 # A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32
@@ -75,7 +76,7 @@ class JobOverview(View):
     """
 
     job: JobSummary
-    default_configuration: Configuration
+    default_configuration: ConfigurationField
     ranks_per_node: tuple[int, ...]
     software: dict[str, str]
     fingerprint: str

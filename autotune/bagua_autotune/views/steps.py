@@ -11,11 +11,11 @@ from statistics import median
 from bagua_autotune.measuring.ceiling import paces
 from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
-from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.store.observations import StepTime
 from bagua_autotune.views.reading import Reading
+from bagua_wire.profile import Profile
+from bagua_wire.words import describe
 
 MOST_POINTS = 1000
 

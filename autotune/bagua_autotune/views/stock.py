@@ -14,18 +14,14 @@ from collections.abc import Mapping
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
 from bagua_autotune.model.job import Job
-from bagua_autotune.model.knobs import (
-    BUCKET_KNOB,
-    NODE_COPY_KNOB,
-    PREFETCH_BYTES_KNOB,
-    SHARDED_KNOBS,
-    Configuration,
-    Value,
-)
+from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.model.text import describe_part, describe_speedup
+from bagua_autotune.model.text import describe_speedup
 from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import BUCKET_KNOB, NODE_COPY_KNOB, PREFETCH_BYTES_KNOB, SHARDED_KNOBS
+from bagua_wire.words import describe_part
 
 ZERO_LINES = {
     BUCKET_KNOB: "reduce_bucket_size",
@@ -48,7 +44,7 @@ class StockSetting(View):
     engine of DeepSpeed, what its file says under ``zero_optimization``; else null.
     """
 
-    configuration: Configuration
+    configuration: ConfigurationField
     speedup: float | None
     low: float | None
     high: float | None

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bagua_autotune.model.job import Job
-from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import read_each
 from bagua_autotune.views.summary import JobSummary, Summaries
+from bagua_wire.words import describe
 
 LifeEnd = Literal["running", "finished", "killed", "resized", "lost"]
 

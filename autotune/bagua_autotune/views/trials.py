@@ -10,10 +10,10 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
 from bagua_autotune.model.job import Job, Purpose, TrialState
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.views.reading import Reading
+from bagua_wire.words import describe
 
 
 class Trial(View):
@@ -31,7 +31,7 @@ class Trial(View):
     round: int
     purpose: Purpose
     state: TrialState
-    configuration: Configuration
+    configuration: ConfigurationField
     steps: int
     outliers: int
     seconds: float | None

@@ -11,7 +11,6 @@ from bagua_autotune.model.job import CUT_SHORT, RUNS, Job, Trial
 from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
-    describe,
     describe_count,
     describe_left,
     describe_seconds,
@@ -20,6 +19,7 @@ from bagua_autotune.model.text import (
 from bagua_autotune.tuning.status import JobState, Progress
 from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
+from bagua_wire.words import describe
 
 ENDED_EARLY = "The training ended before its tuning did"
 LOST_EARLY = (

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from bagua_autotune.model.knobs import Categorical, Configuration, Value
 from bagua_simulator.algorithms.exchanges import ALGORITHMS, Sends, exchange
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import parts
@@ -17,6 +16,7 @@ from bagua_simulator.sharded import BACKWARD_SHARE, ShardedSimulator, Unit
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.step import Message, Step
 from bagua_simulator.workload import Workload
+from bagua_wire.configuration import Configuration, Value
 
 # A workload on a cluster under each algorithm that keeps replicas together.
 #
@@ -231,11 +231,9 @@ def _replicated_settings(simulator: Simulator, sends: Sends) -> list[Configurati
     default = simulator.default
     if sends.when == "apart":
         return [default]
-    domain = simulator.space["hierarchical"]
-    assert isinstance(domain, Categorical)
     usual = default["bucket_bytes"]
     sizes = (usual, *SIZES_BYTES) if sends.when != "begin" else (usual,)
-    ways = [way for way in domain.values if way in sends.ways]
+    ways = [way for way in simulator.ways if way in sends.ways]
     return [
         Configuration(default, bucket_bytes=size, hierarchical=hierarchical, channels=channels)
         for channels, hierarchical, size in product(CHANNELS, ways, sizes)

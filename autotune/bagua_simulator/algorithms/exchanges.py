@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bagua_autotune.model.algorithms import Moment
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import Phase, chained, inside, reached, reduction
 
+Moment = Literal["ready", "begin", "end", "apart"]
 Pattern = Literal["sum", "chunks", "ring", "pair"]
 PACKED_BYTES_PER_SECOND = 0.8 * 900e9
 RANGE_ELEMENTS, RANGE_BYTES = 4096, 8
@@ -34,7 +34,9 @@ class Sends:
     """What replicas send, and when.
 
     Attributes:
-        when: as in :class:`~bagua_autotune.model.algorithms.Algorithm`.
+        when: what travels may leave. ``ready``: a bucket of gradients when it is full. ``begin``:
+            weights, when the step begins. ``end``: weights, when all gradients are there.
+            ``apart``: nothing that a step waits for.
         pattern: who gets what.
         bits: of a number that crosses nodes; 32 in ``sum`` and ``pair``.
         ways: of reducing inside nodes.

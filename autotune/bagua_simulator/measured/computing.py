@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Value
-from bagua_autotune.model.profile import Profile
 from bagua_simulator.collectives import parts
 from bagua_simulator.measured.robust import bounded, softened
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
+from bagua_wire.configuration import Value
+from bagua_wire.profile import Profile
 
 ProfiledStep = tuple[Mapping[str, Value], Profile]
 """A step's configuration, and rank 0's profile of it."""

@@ -14,14 +14,15 @@ from pydantic import (
     model_validator,
 )
 
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import Seconds
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.measured.step_times import StepTimes
 from bagua_simulator.measured.traffic import Traffic
 from bagua_simulator.simulator import CONTENTION, DEFAULT, LAUNCH_SECONDS, Simulator
 from bagua_simulator.workload import Workload
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Tensor
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class RecordError(Exception):
@@ -56,7 +57,7 @@ class Record(BaseModel):
     launch_seconds: Seconds = LAUNCH_SECONDS
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=1_000_000)
     step_times: tuple[StepTimes, ...] = Field(default=(), max_length=100_000)
-    default: Configuration | None = None
+    default: dict[str, Value] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Record:

@@ -9,9 +9,10 @@ from statistics import median
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_simulator.measured.robust import scatter
 from bagua_simulator.measured.traffic import way_and_channels
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import BUCKET_KNOB
 
 MOST_CONFIGURATIONS = 40
 """Of those with the most steps: each one more takes longer to fit and adds little."""
@@ -31,7 +32,7 @@ class StepTimes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    configuration: Configuration
+    configuration: dict[str, Value]
     steps: int = Field(ge=1, le=2**53)
     seconds: float = Field(gt=0, le=1e9)
     low_seconds: float = Field(gt=0, le=1e9)
@@ -54,7 +55,7 @@ def step_times_of(steps: Iterable[MeasuredStep]) -> tuple[StepTimes, ...]:
     found = sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)
     return tuple(
         StepTimes(
-            configuration=configuration,
+            configuration=dict(configuration),
             steps=len(each),
             seconds=median(each),
             low_seconds=min(each),

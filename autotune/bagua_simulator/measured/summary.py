@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bagua_autotune.model.knobs import BUCKET_KNOB, LOSSLESS_KNOBS, Configuration, Value
-from bagua_autotune.model.layout import Tensor
 from bagua_simulator.measured.computing import ProfiledStep, fit_computing
 from bagua_simulator.measured.recorded import Record
 from bagua_simulator.measured.step_times import MeasuredStep, step_times_of
 from bagua_simulator.measured.traffic import traffic_of, way_and_channels
 from bagua_simulator.simulator import DEFAULT
+from bagua_wire.configuration import Value
+from bagua_wire.cutting import Tensor
+from bagua_wire.knobs import BUCKET_KNOB, LOSSLESS_KNOBS
 
 
 def summarise(
@@ -54,10 +55,10 @@ def summarise(
     )
 
 
-def _simulated(configuration: Mapping[str, Value]) -> Configuration | None:
+def _simulated(configuration: Mapping[str, Value]) -> dict[str, Value] | None:
     """The knobs of it that are simulated; None if it does something else than they say, as that of
     a sharded model does."""
     is_sharded = any(knob in configuration for knob in LOSSLESS_KNOBS if knob not in DEFAULT)
     if is_sharded or BUCKET_KNOB not in configuration or not way_and_channels(configuration):
         return None
-    return Configuration({knob: v for knob, v in configuration.items() if knob in DEFAULT})
+    return {knob: v for knob, v in configuration.items() if knob in DEFAULT}

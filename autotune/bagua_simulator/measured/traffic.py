@@ -8,18 +8,18 @@ from typing import cast, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bagua_autotune.model.knobs import (
+from bagua_simulator.collectives import Way
+from bagua_simulator.measured.computing import ProfiledStep
+from bagua_simulator.measured.robust import scatter
+from bagua_wire.configuration import Value
+from bagua_wire.knobs import (
     ALGORITHM_KNOB,
     CHANNELS_KNOB,
     PRECISION_KNOB,
     USUAL_ALGORITHM,
     WAYS_KNOB,
-    Value,
 )
-from bagua_autotune.model.profile import BucketTiming
-from bagua_simulator.collectives import Way
-from bagua_simulator.measured.computing import ProfiledStep
-from bagua_simulator.measured.robust import scatter
+from bagua_wire.profile import BucketTiming
 
 # Of each step the first so many: thousands more add little and take long to fit.
 MOST_BUCKETS = 100

@@ -12,13 +12,12 @@ from typing import Any
 
 from bagua_autotune.model.job import Event as ToldEvent
 from bagua_autotune.model.job import Observation
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.profile import Profile as SimulatedProfile
 from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
-from bagua_client.profile import BucketTiming, Profile
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
+from bagua_wire.configuration import Configuration
+from bagua_wire.profile import Profile
 from tests.autotune.simulated_job import SWITCH_STEPS, SimulatedJob
 
 PAUSE_SECONDS = 0.002
@@ -61,7 +60,7 @@ class ReportingTuner:
         ]
         self._put(GatheredTimes(trial, by_rank))
 
-    def take_profile(self, job_id: str, trial: int, profile: SimulatedProfile) -> None:
+    def take_profile(self, job_id: str, trial: int, profile: Profile) -> None:
         self._put(_Recorded(trial, profile))
 
     def take_event(self, job_id: str, event: ToldEvent) -> None:
@@ -87,20 +86,14 @@ def _known(value: float | None) -> float:
 class _Recorded(Recording):
     """One that is known without a device."""
 
-    def __init__(self, trial: int, profile: SimulatedProfile) -> None:
+    def __init__(self, trial: int, profile: Profile) -> None:
         order = range(len(profile.ready_seconds))
         for name, value in (("trial", trial), ("order", order), ("_profile", profile)):
             object.__setattr__(self, name, value)
 
     def read(self) -> Profile:
-        profile: SimulatedProfile = getattr(self, "_profile")  # noqa: B009  (not a field)
-        return Profile(
-            self.trial,
-            profile.step,
-            profile.step_seconds,
-            profile.ready_seconds,
-            [BucketTiming(*vars(bucket).values()) for bucket in profile.buckets],
-        )
+        profile: Profile = getattr(self, "_profile")  # noqa: B009  (not a field)
+        return profile
 
 
 @dataclass

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bagua_autotune.model.knobs import Value
 from bagua_simulator import Simulator
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import Phase
@@ -22,6 +21,7 @@ from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
 from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workload import FLOAT_BYTES, Architecture, Layer, Workload
 from bagua_simulator.workloads import architecture
+from bagua_wire.configuration import Value
 
 MIB = 1024**2
 TCP_LATENCY_SECONDS, RDMA_LATENCY_SECONDS = 80e-6, 5e-6

@@ -17,10 +17,11 @@ import numpy as np
 import skopt
 import skopt.space
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
+from bagua_autotune.model.knobs import SPACE, Categorical, LogInteger
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_client.agent.detail import DROPPED_STEPS
 from bagua_simulator import Simulator
+from bagua_wire.configuration import Configuration
 from benchmarks.support.noise.weather import Climate, Weather
 from benchmarks.support.searches.engines import ENGINES, Engine
 from benchmarks.support.searches.landscape import (
@@ -162,7 +163,7 @@ def by_engine(make: Callable[[Landscape, int], Engine], road: Road, seed: int) -
 
 @cache
 def _landscape(simulator: Simulator) -> Landscape:
-    domains = {knob: simulator.space[knob] for knob in KNOBS}
+    domains = SPACE.validate_python({knob: simulator.space[knob] for knob in KNOBS})
     chosen = {
         knob: domain
         for knob, domain in domains.items()

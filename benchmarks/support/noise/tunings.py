@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from typing_extensions import Self
 
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
+from bagua_wire.configuration import Configuration
+from bagua_wire.profile import Profile
 from benchmarks.support.noise.cases import Case, cases, drawn_case
 from benchmarks.support.noise.rivals import RIVALS, Road
 from benchmarks.support.noise.weather import CLIMATES, Climate, Weather
@@ -62,17 +62,17 @@ class WeatheredJob(SimulatedJob):
 def stretched(profile: Profile, factor: float) -> Profile:
     """The same with all times ``factor`` as long."""
     buckets = tuple(
-        bucket.model_copy(
-            update={
-                "started_seconds": factor * bucket.started_seconds,
-                "ended_seconds": factor * bucket.ended_seconds,
-            }
+        replace(
+            bucket,
+            started_seconds=factor * bucket.started_seconds,
+            ended_seconds=factor * bucket.ended_seconds,
         )
         for bucket in profile.buckets
     )
     ready = tuple(factor * seconds for seconds in profile.ready_seconds)
-    longer = {"step_seconds": factor * profile.step_seconds, "ready_seconds": ready}
-    return profile.model_copy(update={**longer, "buckets": buckets})
+    return replace(
+        profile, step_seconds=factor * profile.step_seconds, ready_seconds=ready, buckets=buckets
+    )
 
 
 _unseen = cache(cases)

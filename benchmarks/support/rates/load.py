@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bagua_autotune.model.job import JobSpec, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
+from bagua_wire.configuration import Configuration
 from tests.autotune.server import ServeProcess
 
 PROCESSES = 2

@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bagua_autotune.model.knobs import Configuration, LogInteger, Value
+from bagua_autotune.model.knobs import LogInteger
+from bagua_wire.configuration import Configuration, Value
 from benchmarks.support.searches.landscape import GIB, Landscape, Measurement
 from tests.outside import BAGUA, PLACE
 

@@ -16,9 +16,10 @@ from optuna.exceptions import ExperimentalWarning
 
 from bagua_autotune.costs import Layouts, Predictor, fit_model
 from bagua_autotune.costs.collectives import Kind
-from bagua_autotune.model.knobs import Configuration, LogInteger
+from bagua_autotune.model.knobs import LogInteger
 from bagua_autotune.search import Problem, Searcher, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_wire.configuration import Configuration
 from benchmarks.support.searches.bagua_optimizer import BaguaEngine
 from benchmarks.support.searches.landscape import (
     Landscape,

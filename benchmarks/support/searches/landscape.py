@@ -10,10 +10,11 @@ from itertools import product
 
 import numpy as np
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Value
-from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.knobs import Categorical, LogInteger
 from bagua_simulator import Simulator, cases
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.cutting import Tensor
+from bagua_wire.profile import Profile
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BASELINE_BYTES = 25 * MIB

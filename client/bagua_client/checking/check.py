@@ -27,9 +27,9 @@ from bagua_client.checking import fewer_bytes
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.profile import BucketTiming, GatherTiming, Profile
 from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
+from bagua_wire.profile import BucketTiming, GatherTiming
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Check:
             if recording.step in found:
                 profile = recording.read()
                 self._gathers = profile.gathers
-                self._profiles.append(_as_reported(profile))
+                self._profiles.append(asdict(profile))
                 travelled = travelling_seconds([*profile.buckets, *profile.gathers])
                 found[recording.step][2] = travelled
         first = self._measurement.spans[-1].first
@@ -233,13 +233,6 @@ def begin(
             refusal = str(reason)
     if refusal:
         _replace(path, {"refusal": refusal})
-
-
-def _as_reported(profile: Profile) -> dict[str, Any]:
-    """The profile as a tuned job's ranks report it; a checked one has no trial."""
-    body = asdict(profile)
-    del body["trial"]
-    return body
 
 
 def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:

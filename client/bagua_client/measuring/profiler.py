@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_client.measuring.clock import Clock
-from bagua_client.profile import BucketTiming, GatherTiming, Profile
 from bagua_client.tunable.timeline import Timeline
 from bagua_client.tunable.tunable import Tunable
+from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 PROFILED_STEPS = 3
 """The number of profiled steps of a trial, from its first one on."""
@@ -49,13 +49,13 @@ class Recording:
         step_seconds = self._seconds(self.ended)
         # A bucket's end is marked in a stream of its own, which may come a little later.
         ended = [min(self._seconds(mark), step_seconds) for _, mark in sorted(line.ended.items())]
-        buckets = [
+        buckets = tuple(
             BucketTiming(size, self._seconds(start), end)
             for size, start, end in zip(line.bucket_bytes, line.started, ended, strict=True)
-        ]
-        ready_seconds = [ready.get(index, last) for index in self.order]
+        )
+        ready_seconds = tuple(ready.get(index, last) for index in self.order)
         places = {index: place for place, index in enumerate(self.order)}
-        gathers = [
+        gathers = tuple(
             GatherTiming(
                 places[g.index],
                 g.size_bytes,
@@ -63,8 +63,8 @@ class Recording:
                 min(self._seconds(g.ended), step_seconds),
             )
             for g in line.gathers
-        ]
-        return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets, gathers)
+        )
+        return Profile(self.step, step_seconds, ready_seconds, buckets, gathers)
 
     def _seconds(self, mark: Any) -> float:
         return self.clock.seconds(self.began, mark)

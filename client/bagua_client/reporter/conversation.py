@@ -352,7 +352,7 @@ class Conversation:
             return None
         profile = recording.read()
         try:
-            state = self._connection.call(lambda service: service.profile(profile))
+            state = self._connection.call(lambda service: service.profile(recording.trial, profile))
         except ServiceRefused as error:
             # A tuning does without them.
             self._profile_refusals += 1

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from bagua_client.profile import Profile
 from bagua_client.service.transport import ServiceUnavailable, Transport
+from bagua_wire.profile import Profile
 
 UNFINISHED = ("tuning", "confirming")
 """States of a job that has a next trial, even if the service is still choosing it."""
@@ -157,8 +157,9 @@ class ServiceClient:
             return self.observe(0, [])
         return self._send("POST", f"{self._job_url}/progress", progress._asdict())
 
-    def profile(self, profile: Profile) -> JobState:
-        return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
+    def profile(self, trial: int, profile: Profile) -> JobState:
+        body = {"trial": trial, **asdict(profile)}
+        return self._send("POST", f"{self._job_url}/profiles", body)
 
     def event(
         self,

@@ -24,7 +24,7 @@ from bagua_autotune.api.bodies import (
 from bagua_autotune.api.openapi import document
 from bagua_autotune.bagua import routes
 from bagua_autotune.model.job import MOST_TENSORS
-from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.received import TrialProfile
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, registration
 

@@ -23,13 +23,13 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES, main
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine import migrations
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration
 from tests.autotune.cli.conftest import TOKEN
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main, output
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import make_spec
 
 

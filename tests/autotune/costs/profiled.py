@@ -8,7 +8,7 @@ import numpy as np
 
 from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.costs.timeline import Queues, find_paths
-from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_wire.profile import BucketTiming, Profile
 
 KIB, MIB = 1024, 1024**2
 # A cut by 1 MiB of tensors of any size, and what is left over.

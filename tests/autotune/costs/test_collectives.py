@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Kind, kinds_of
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space
+from bagua_wire.configuration import Configuration
 
 VALUES = st.text(max_size=20) | st.integers(0, 2**53)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.costs import Kind
 from bagua_autotune.costs.model import USUAL_LAUNCH_SECONDS, fit_computing
-from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_wire.profile import BucketTiming, Profile
 
 FLAT, CHAIN = Kind(), Kind("leaders")
 TENSORS = 400

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.costs.fitting import Fit, fit_costs
 from bagua_autotune.costs.queues import Point, points_of
-from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import KIB, MIB, SIZES, ends, profile, seconds
 
 FLAT, LEADERS, TWO, BOTH = Kind(), Kind("leaders"), Kind("off", 2), Kind("leaders", 2)

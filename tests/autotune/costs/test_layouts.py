@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
 from bagua_client.configuration import Configuration as ClientConfiguration
 from bagua_client.layout import TensorSpec, plan
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 
 Kinds = list[tuple[int, str]]
 KINDS = st.lists(

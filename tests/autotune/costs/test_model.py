@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts, fit_model
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
 from bagua_simulator.cases import cases
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 from tests.autotune.costs.profiled import MIB, profile
+from tests.autotune.simulated_job import space_of
 
 FLAT = Kind()
 TENSORS = [
@@ -104,7 +105,7 @@ def test_after_three_trials_it_knows_a_nearly_best_setting_of_most_networks() ->
     lost, default_lost = [], []
     for case in cases():
         simulator = case.simulator
-        space = {knob: simulator.space[knob] for knob in ("bucket_bytes", "hierarchical")}
+        space = space_of(simulator, ("bucket_bytes", "hierarchical"))
         default = Configuration({knob: simulator.default[knob] for knob in space})
         candidates = enumerate_candidates(space, default, simulator.workload.tensors)
         seconds = np.array([simulator.step_seconds(candidate) for candidate in candidates])

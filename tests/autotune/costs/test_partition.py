@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
 from bagua_autotune.costs.model import MOST_PLACES, best_partition
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 
 COSTS = st.builds(Cost, st.floats(1e-6, 0.1), st.floats(1e-12, 1e-6))
 KIB = 1024

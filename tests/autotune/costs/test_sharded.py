@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bagua_autotune.costs import Layouts, ShardedModel
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator.sharded import ShardedSimulator
+from bagua_wire.configuration import Configuration
 from tests.autotune.simulated_job import SimulatedJob, truth
 from tests.simulator.test_sharded import LAYERS, made
 
@@ -95,8 +96,8 @@ def test_a_round_may_begin_with_merged_and_kept_units() -> None:
 def test_micro_batches_gather_more_and_keep_as_much() -> None:
     simulator = made()
     (profile,) = (simulator.profile(simulator.default),)
-    again = [g.model_copy() for g in profile.gathers]
-    twice = profile.model_copy(update={"gathers": (*profile.gathers, *again)})
+    again = [replace(g) for g in profile.gathers]
+    twice = replace(profile, gathers=(*profile.gathers, *again))
     model = ShardedModel(Layouts(simulator.tensors), [(simulator.default, twice)])
     kept = Configuration({**simulator.default, "kept_units": LAYERS})
     once = model.traffic(kept).gathered_bytes / model.traffic(simulator.default).gathered_bytes

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bagua_autotune.costs import Layouts, Predictor, ShardedModel, fit_model, kinds_of
-from bagua_autotune.model.knobs import Configuration
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.sharded import ShardedSimulator
 from bagua_simulator.workloads import load
+from bagua_wire.configuration import Configuration
+from tests.autotune.simulated_job import space_of
 from tests.simulator.test_sharded import made
 
 NUMBERS = (1, 2, 4, 8)
@@ -40,7 +41,8 @@ def fitted(simulator: Simulator | ShardedSimulator, counts: Sequence[int]) -> Pr
     layouts = Layouts(simulator.tensors)
     if isinstance(simulator, ShardedSimulator):
         return ShardedModel(layouts, profiled)
-    model = fit_model(layouts, kinds_of(simulator.space, [simulator.default]), profiled)
+    kinds = kinds_of(space_of(simulator, simulator.space), [simulator.default])
+    model = fit_model(layouts, kinds, profiled)
     assert model is not None
     return model
 

@@ -15,11 +15,12 @@ from bagua_autotune.measuring.objective import Speed, StepTime
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import lowest
 from bagua_autotune.model.job import Job, Limits, Trial
-from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.reasons import HARM
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()

@@ -6,9 +6,9 @@ import pytest
 
 from bagua_autotune.deciding.decision import needs_as_much, too_large
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
+from bagua_wire.configuration import Configuration
 
 DEFAULT = Configuration(bucket_bytes=1000, channels=1, kept_units=0, wire_precision="as_is")
 

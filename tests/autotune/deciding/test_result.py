@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bagua_autotune.deciding.result import Bill, bill
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Api, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.observations import Steps
+from bagua_wire.configuration import Configuration
 from tests.autotune.deciding.test_decision import make_job
 
 BASELINE_SECONDS = 0.2

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem
+from bagua_wire.configuration import Configuration
 
 CHANNELS = (1, 2, 4, 8)
 CANDIDATES = [Configuration(channels=channels) for channels in CHANNELS]

@@ -11,11 +11,11 @@ from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS, least_shown
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.search.random import RandomSearcher
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import make_spec, peaked
 
 SPEC = make_spec()

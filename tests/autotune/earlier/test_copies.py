@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import Event
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
+from bagua_wire.configuration import Configuration
 from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
 from tests.autotune.earlier.test_restart import RESIZED, smaller
 from tests.autotune.simulated_job import SimulatedJob

@@ -14,13 +14,13 @@ from bagua_autotune.earlier import knowledge
 from bagua_autotune.earlier.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Observation
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
+from bagua_wire.configuration import Configuration
+from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.support import MIB, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.simulator.jobs import make_cluster, make_workload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from bagua_autotune.earlier.heritage import network_key, resized_costs
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import DEADLY
 from bagua_autotune.model.job import Event, JobSpec, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
+from bagua_wire.configuration import Configuration
 from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
 from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, peaked
@@ -199,7 +200,7 @@ def test_another_job_or_another_model_is_no_restart(tuner: Tuner) -> None:
 
 
 def make_tensors(count: int) -> list[dict[str, Any]]:
-    return [tensor.model_dump(mode="json") for tensor in make_spec().tensors[:count]]
+    return [asdict(tensor) for tensor in make_spec().tensors[:count]]
 
 
 def smaller() -> Simulator:

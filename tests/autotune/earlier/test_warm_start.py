@@ -12,10 +12,10 @@ import pytest
 from bagua_autotune.measuring.confirmation import confirmed_gain
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Inherited, Observation
-from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration, Value
 from tests.autotune.deciding.test_decision import FAST, make_job
 from tests.autotune.support import MIB, Ranks, make_spec
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned

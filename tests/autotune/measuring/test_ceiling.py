@@ -9,7 +9,8 @@ import pytest
 
 from bagua_autotune.measuring.ceiling import ceiling
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Categorical
+from bagua_autotune.model.knobs import Categorical
+from bagua_wire.knobs import ALGORITHM_KNOB
 from tests.autotune.views.jobs import job
 
 EXPOSED_SHARE = 57 / 921

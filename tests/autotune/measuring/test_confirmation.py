@@ -11,8 +11,8 @@ from bagua_autotune.measuring.confirmation import confirm
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.trial_end import measured
 from bagua_autotune.model.job import Limits, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
+from bagua_wire.configuration import Configuration
 from tests.autotune.deciding.test_decision import make_job
 
 WINNER = Configuration(bucket_bytes=1)

@@ -12,11 +12,11 @@ import pytest
 
 from bagua_autotune.measuring.correction import LEARNING_STEPS, Correction, Step, learn
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import every_trial
+from bagua_wire.configuration import Value
 from tests.autotune.support import make_spec, peaked
 
 NOISE = 0.01

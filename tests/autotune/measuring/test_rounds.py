@@ -14,11 +14,11 @@ from bagua_autotune.measuring.rounds import (
     trial_steps,
 )
 from bagua_autotune.model.job import Event, Job, Limits, Observation, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration
 from tests.autotune.deciding.test_decision import BASELINE, make_job
 from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Clock, Ranks, make_spec

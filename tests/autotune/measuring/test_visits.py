@@ -8,8 +8,8 @@ import pytest
 
 from bagua_autotune.measuring.visits import Visited, Visits
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
+from bagua_wire.configuration import Configuration
 
 DEFAULT, OTHER = Configuration(channels=1), Configuration(channels=8)
 

@@ -18,11 +18,11 @@ from bagua_autotune.metrics.jobs import (
 )
 from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Summaries
+from bagua_wire.configuration import Configuration
 from tests.autotune.metrics.scraping import of, parsed
 from tests.autotune.store.samples import RESULT
 from tests.autotune.support import MIB, make_spec

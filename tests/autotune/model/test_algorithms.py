@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts, fit_model, kinds_of
 from bagua_autotune.model.job import JobSpec
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_wire.configuration import Configuration
+from bagua_wire.words import describe
 from tests.autotune.costs.profiled import SIZES, profile
 from tests.autotune.support import MIB, make_spec
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from bagua_autotune.costs import Kind
 from bagua_autotune.model.job import Inherited, Limits
-from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_autotune.model.received import TrialProfile
+from bagua_wire.profile import BucketTiming
 from tests.autotune.support import make_spec, registration
 
 USUAL = registration()
@@ -110,7 +111,9 @@ def test_limits_out_of_range_are_refused(nonsense: dict[str, Any]) -> None:
 
 
 BUCKET = {"bytes": 1, "started_seconds": 0.1, "ended_seconds": 0.2}
-PROFILE = {"step": 1, "step_seconds": 0.3, "ready_seconds": [0.1], "buckets": [BUCKET]}
+PROFILE = {
+    "trial": 0, "step": 1, "step_seconds": 0.3, "ready_seconds": [0.1], "buckets": [BUCKET],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -126,11 +129,11 @@ PROFILE = {"step": 1, "step_seconds": 0.3, "ready_seconds": [0.1], "buckets": [B
     ],
 )
 def test_a_profile_has_finite_times_of_at_least_one_bucket(changes: dict[str, Any]) -> None:
-    read = Profile.model_validate_json(json.dumps(PROFILE))
-    assert read.buckets == (BucketTiming(**BUCKET),)
-    assert Profile.model_validate_json(read.model_dump_json()) == read
+    read = TrialProfile.model_validate_json(json.dumps(PROFILE))
+    assert read.profile.buckets == (BucketTiming(**BUCKET),)
+    assert TrialProfile.model_validate_json(read.model_dump_json()) == read
     with pytest.raises(ValidationError, match=next(iter(changes))):
-        Profile.model_validate_json(json.dumps({**PROFILE, **changes}))
+        TrialProfile.model_validate_json(json.dumps({**PROFILE, **changes}))
 
 
 def test_what_is_inherited_comes_out_of_the_store_as_it_went_in() -> None:

@@ -6,16 +6,10 @@ from bagua_autotune.model.characters import clean
 from bagua_autotune.model.knobs import (
     SPACE as SPACES,
 )
-from bagua_autotune.model.knobs import (
-    Categorical,
-    Configuration,
-    LogInteger,
-    Partition,
-    Value,
-    check_configuration,
-)
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.knobs import Categorical, LogInteger, Partition, check_configuration
+from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.words import describe
 
 SPACE = {
     "bucket_bytes": LogInteger(low=65536, high=2**30),

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.text import describe, describe_left, describe_seconds, describe_speedup
+from bagua_autotune.model.text import describe_left, describe_seconds, describe_speedup
+from bagua_wire.words import describe
 
 
 @pytest.mark.parametrize(

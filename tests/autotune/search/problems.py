@@ -11,11 +11,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
 from bagua_simulator.cases import cases
+from bagua_wire.configuration import Configuration
+from tests.autotune.simulated_job import space_of
 
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
 
@@ -59,7 +60,7 @@ class Simulated:
 @cache
 def simulated(name: str = "bert-large-100Gbit-16", knobs: tuple[str, ...] = KNOBS) -> Simulated:
     (simulator,) = [case.simulator for case in cases() if case.name == name]
-    space = {knob: simulator.space[knob] for knob in knobs}
+    space = space_of(simulator, knobs)
     default = Configuration({knob: simulator.default[knob] for knob in knobs})
     candidates = enumerate_candidates(space, default, simulator.workload.tensors)
     costs = {c: math.log(simulator.step_seconds(_full(simulator, c))) for c in candidates}

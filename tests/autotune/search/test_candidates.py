@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
 from bagua_autotune.model.knobs import (
     Categorical,
-    Configuration,
     LogInteger,
     Partition,
     Space,
     check_configuration,
 )
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
-from bagua_wire.cutting import Cutter, Cutting
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Cutter, Cutting, Tensor
 from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()

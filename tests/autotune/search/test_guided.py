@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher, make_searcher
+from bagua_wire.configuration import Configuration
 from tests.autotune.search.problems import Simulated, Table, drive, simulated
 
 pytestmark = pytest.mark.slow

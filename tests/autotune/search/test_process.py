@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
+from bagua_autotune.model.knobs import Categorical, LogInteger
 from bagua_autotune.search.points import Floats, Points, Prior
 from bagua_autotune.search.process import CandidateProcess
+from bagua_wire.configuration import Configuration
 
 SPACE = {
     "bucket_bytes": LogInteger(low=2**16, high=2**30),

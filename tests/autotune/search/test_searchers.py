@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
+from bagua_autotune.model.knobs import Categorical, LogInteger, Space
 from bagua_autotune.search import Predicts, Problem, Searcher, make_searcher, names
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import MIB, make_spec, peaked
 
 SPEC = make_spec()

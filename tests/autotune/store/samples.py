@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bagua_autotune.model.job import Result, Trial
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.trials import Step
+from bagua_wire.configuration import Configuration
+from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.support import registration
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")

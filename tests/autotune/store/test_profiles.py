@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.store.reports import MOST_PROFILES
 from bagua_autotune.store.trials import Step
+from bagua_wire.profile import Profile
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,
@@ -20,7 +22,7 @@ from tests.autotune.store.samples import (
 
 
 def profile(step: int) -> Profile:
-    return PROFILE.model_copy(update={"step": step})
+    return replace(PROFILE, step=step)
 
 
 def test_profiles_come_back_by_trial_and_step(store: Store, job: str) -> None:
@@ -48,7 +50,7 @@ def test_a_step_is_profiled_once_and_few_of_a_trial_are(store: Store, job: str) 
 def test_the_latest_profiles_are_read_alone(store: Store, job: str) -> None:
     assert store.latest_profiles(job, 3) == []
     store.advance(job, FIRST)
-    profiles = [PROFILE.model_copy(update={"step": step}) for step in (7, 8, 9)]
+    profiles = [replace(PROFILE, step=step) for step in (7, 8, 9)]
     for profile in profiles:
         store.add_profile(job, 0, profile, 1.0)
     store.advance(job, MEASURED)

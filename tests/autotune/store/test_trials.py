@@ -7,10 +7,10 @@ import threading
 from dataclasses import replace
 
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
+from bagua_wire.configuration import Configuration
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,

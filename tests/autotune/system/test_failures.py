@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.system.running.runs import Outcome, Run
 from bagua_autotune.system.search import Failures, SystemSearch
 from bagua_autotune.system.settings.places import EnvironmentVariable
 from bagua_autotune.system.settings.setting import Setting
 from bagua_autotune.system.space import SearchSpace
+from bagua_wire.configuration import Configuration
 
 pytestmark = pytest.mark.slow
 

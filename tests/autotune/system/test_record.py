@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import text
 
 from bagua_autotune.model.job import Event, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import delete_training
@@ -18,6 +17,7 @@ from bagua_autotune.system.running.job import Interrupted
 from bagua_autotune.system.running.runs import BASELINE, CONFIRM, SEARCH
 from bagua_autotune.system.session import describe_price, pays_after_seconds
 from bagua_autotune.system.stored import About
+from bagua_wire.configuration import Configuration
 from tests.autotune.system.recorded import Searching
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.system.report import summary
 from bagua_autotune.system.running.runs import Outcome, Run
 from bagua_autotune.system.search import BaselineFailure, SystemSearch, left_out
@@ -23,6 +22,7 @@ from bagua_autotune.system.settings.variables import (
     find_variables,
 )
 from bagua_autotune.system.space import MOST_CONNECTIONS, SearchSpace
+from bagua_wire.configuration import Configuration
 from tests.autotune.system.planted import BEST_SPEED, PlantedJob, speed
 
 pytestmark = pytest.mark.slow

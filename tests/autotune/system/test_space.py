@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.system.settings.places import Argument, Place, Switch
 from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition, Setting
 from bagua_autotune.system.space import MOST_CANDIDATES, SearchSpace
+from bagua_wire.configuration import Configuration, Value
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
+from bagua_wire.configuration import Configuration
 from tests.autotune.simulated_job import SimulatedJob
 
 GBIT = 1e9 / 8

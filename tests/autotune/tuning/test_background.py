@@ -14,13 +14,13 @@ import pytest
 from bagua_autotune.bagua.tuning import BaguaTuning
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.model.job import Job, Limits, Observation, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration
 from tests.autotune.bagua.worker import Worker, cycle, enter
 from tests.autotune.support import Ranks, make_spec, stored_jobs
 

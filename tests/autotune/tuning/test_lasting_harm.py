@@ -11,10 +11,10 @@ import pytest
 from bagua_autotune.earlier.copies import adopt, copy_of
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event
-from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.configuration import Configuration, Value
 from tests.autotune.support import MIB, Ranks, make_spec, peaked, registration
 from tests.autotune.tuning.test_tuner import drive
 

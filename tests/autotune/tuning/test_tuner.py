@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from bagua_autotune.model.job import Event, Job, Observation
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
@@ -22,6 +20,8 @@ from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import every_trial
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)

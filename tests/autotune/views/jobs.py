@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Job, Observation, Result, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views.reading import Reading
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import MIB, Ranks, make_spec
 
 SPEC = make_spec()

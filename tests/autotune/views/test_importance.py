@@ -10,7 +10,6 @@ import pytest
 
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
 from bagua_autotune.store import Store
@@ -24,6 +23,7 @@ from bagua_autotune.views.importance import (
     make_importance,
     shapley_shares,
 )
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import Ranks, peaked
 from tests.autotune.views.jobs import DEFAULT, run, trial
 

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.layout import Tensor
 from bagua_autotune.views.layouts import buckets, make_layouts
+from bagua_wire.configuration import Configuration
+from bagua_wire.cutting import Tensor
 
 
 def tensor(index: int, size: int, group: str) -> Tensor:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.model.job import Observation
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.views.steps import (
     MOST_RANKS,
     exposed_seconds,
@@ -11,6 +10,7 @@ from bagua_autotune.views.steps import (
     rank_times,
     step_seconds,
 )
+from bagua_wire.profile import BucketTiming, Profile
 
 STEPS = [
     Observation(1, (0.30, 0.30, 0.31), (0.10, 0.25, 0.10)),

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store.observations import StepTime
 from bagua_autotune.tuning.status import job_state
 from bagua_autotune.views.figures import make_figures
 from bagua_autotune.views.steps import MOST_POINTS, StepPoint, best_so_far, switches, thin_out
+from bagua_wire.configuration import Configuration
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
 
 SECONDS = st.floats(1e-3, 10.0)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.views.stock import stock_ddp_line, stock_ddp_snippet, stock_setting
+from bagua_wire.configuration import Configuration
 from tests.autotune.support import MIB
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
 

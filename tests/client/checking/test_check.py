@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from bagua_client import DistributedDataParallel
 from bagua_client.checking import check
 from bagua_client.checking.surroundings import Surroundings
-from bagua_client.profile import BucketTiming
 from bagua_client.tunable.timeline import Timeline
+from bagua_wire.profile import BucketTiming
 from tests.client.comparison import difference
 from tests.ranks import RankPool
 

@@ -13,9 +13,9 @@ from subprocess import TimeoutExpired
 import pytest
 import torch.distributed as dist
 
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.views import Life, Overviews
+from bagua_wire.configuration import Configuration
 from tests.e2e.conftest import wait_until
 from tests.e2e.programs.elastic_agent import NAME, Agent, newest
 

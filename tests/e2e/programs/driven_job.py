@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 
-from bagua_autotune.model.knobs import Value
+from bagua_wire.configuration import Value
 from tests.autotune.support import Ranks, peaked, registration
 
 MIB = 1024**2

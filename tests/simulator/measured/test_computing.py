@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bagua_autotune.model.profile import Profile
 from bagua_simulator import Simulator
 from bagua_simulator.measured.computing import fit_computing
+from bagua_wire.profile import Profile
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 pytestmark = pytest.mark.slow
@@ -23,16 +25,15 @@ TRIALS: list[Knobs] = [
 def stretched(profile: Profile, factor: float) -> Profile:
     """All of it takes so many times as long, as beside another job."""
     buckets = tuple(
-        bucket.model_copy(
-            update={
-                "started_seconds": bucket.started_seconds * factor,
-                "ended_seconds": bucket.ended_seconds * factor,
-            }
+        replace(
+            bucket,
+            started_seconds=bucket.started_seconds * factor,
+            ended_seconds=bucket.ended_seconds * factor,
         )
         for bucket in profile.buckets
     )
     ready = tuple(seconds * factor for seconds in profile.ready_seconds)
-    return profile.model_copy(update={"buckets": buckets, "ready_seconds": ready})
+    return replace(profile, buckets=buckets, ready_seconds=ready)
 
 
 @pytest.mark.parametrize("contention", [0.0, 0.1, 0.3])

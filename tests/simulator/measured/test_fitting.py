@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.measured.fitting import fit_cluster, fit_record
 from bagua_simulator.measured.recorded import Record
 from bagua_simulator.measured.summary import summarise
 from bagua_simulator.measured.traffic import Traffic, traffic_of
+from bagua_wire.profile import BucketTiming, Profile
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 pytestmark = pytest.mark.slow
@@ -45,21 +45,18 @@ def profiled(simulator: Simulator, trials: Sequence[Knobs], noise: float = 0.0) 
 
 def ended_later(profile: Profile, seconds: float) -> Profile:
     buckets = tuple(
-        bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + seconds})
-        for bucket in profile.buckets
+        replace(bucket, ended_seconds=bucket.ended_seconds + seconds) for bucket in profile.buckets
     )
-    return profile.model_copy(update={"buckets": buckets})
+    return replace(profile, buckets=buckets)
 
 
 def stretched(profile: Profile) -> Profile:
     """Its buckets travel for twice as long."""
     buckets = tuple(
-        bucket.model_copy(
-            update={"ended_seconds": 2 * bucket.ended_seconds - bucket.started_seconds}
-        )
+        replace(bucket, ended_seconds=2 * bucket.ended_seconds - bucket.started_seconds)
         for bucket in profile.buckets
     )
-    return profile.model_copy(update={"buckets": buckets})
+    return replace(profile, buckets=buckets)
 
 
 SMALL = Simulator(
@@ -102,12 +99,9 @@ def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
     def delayed(profile: Profile) -> Profile:
         """The first reduction begins on all ranks only when the slowest has computed so far."""
         first, *others = profile.buckets
-        late = [
-            bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + 0.1})
-            for bucket in others
-        ]
-        first = first.model_copy(update={"ended_seconds": first.ended_seconds + 0.1})
-        return profile.model_copy(update={"buckets": (first, *late)})
+        late = [replace(bucket, ended_seconds=bucket.ended_seconds + 0.1) for bucket in others]
+        first = replace(first, ended_seconds=first.ended_seconds + 0.1)
+        return replace(profile, buckets=(first, *late))
 
     steps = [(knobs, delayed(profile)) for knobs, profile in profiled(SMALL, SMALL_TRIALS)]
     found = summarise("small", (2,) * 4, SMALL.workload.tensors, steps)

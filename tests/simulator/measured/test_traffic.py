@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.summary import summarise
 from bagua_simulator.measured.traffic import MOST_BUCKETS, traffic_of
+from bagua_wire.profile import BucketTiming, Profile
 from tests.simulator.jobs import MIB, Knobs, make_tensors
 
 pytestmark = pytest.mark.slow

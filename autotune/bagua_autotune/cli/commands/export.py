@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.api.export import configuration_json, job_json, trials_csv
+from bagua_autotune.cli import hung_in
 from bagua_autotune.cli.reader import (
     Reader,
     find_job,
@@ -16,7 +17,6 @@ from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import OVER, RUNS
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views import JobOverview
-from bagua_simulator.measured.summary import summarise
 
 
 @click.command()
@@ -65,23 +65,11 @@ def _json(reader: Reader, job: JobOverview) -> str:
 
 
 def _profile(reader: Reader, job: JobOverview) -> str:
-    id, name = job.job.id, job.job.name
-    profiles, observations = reader.profiles(id), reader.observations(id)
-    trials = {trial.index: trial for trial in reader.trials(id)}  # Last: new ones may be there now.
-    steps = [(trials[each.trial].configuration, each.profile) for each in profiles]
-    measured = [
-        (trials[each.trial].configuration, max(filter(None, each.seconds), default=0.0))
-        for each in observations
-        if trials[each.trial].state == "measured"
-    ]
-    try:
-        record = summarise(
-            name, job.ranks_per_node, reader.job(id).tensors, steps, measured,
-            job.default_configuration,
-        )  # fmt: skip
-    except ValueError as error:
-        raise click.ClickException(f"job {clean(name)}: {error}") from error
-    return record.model_dump_json(indent=2) + "\n"
+    entry = hung_in.of(hung_in.FORMATS).get("profile")
+    if entry is None:
+        raise click.ClickException("the simulator writes --profile, and is not installed")
+    text: str = hung_in.load(entry)(reader, job)
+    return text
 
 
 def _configuration(reader: Reader, job: JobOverview) -> str:

@@ -7,9 +7,9 @@ import click
 from bagua_autotune.cli.output import print_json, print_table, say_beside, times
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import NoJobsYet, no_jobs, open_reader, source_options
-from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobList, JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
+from bagua_wire.words import describe
 
 COLUMNS = ("job", "name", "state", "trials", "speed-up", "runs now", "lives")
 

@@ -11,9 +11,10 @@ from bagua_autotune.cli.output import print_json, print_table, say, speedup_word
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, RUNS, Result
-from bagua_autotune.model.text import describe, describe_count, describe_seconds
+from bagua_autotune.model.text import describe_count, describe_seconds
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.stock import stock_ddp_line, without_us
+from bagua_wire.words import describe
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",

@@ -124,7 +124,7 @@ class ProfileRow(Base):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
     step: Mapped[int]
-    # A model.profile.Profile.
+    # A bagua_wire.profile.Profile.
     content: Mapped[dict[str, Any]]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from bagua_autotune.model.knobs import Configuration
+from bagua_wire.configuration import Configuration
 
 # Two runs with the same settings are assumed to differ by so much until this is measured; the
 # assumption weighs as much as so many measured differences.

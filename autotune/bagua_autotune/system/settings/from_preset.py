@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from bagua_autotune.model.text import NOT_SET
 from bagua_autotune.system.settings.files import ConfigFile, Format
 from bagua_autotune.system.settings.places import (
     Argument,
@@ -18,6 +17,7 @@ from bagua_autotune.system.settings.places import (
 )
 from bagua_autotune.system.settings.presets import PRESETS, Entry, Kind, Preset
 from bagua_autotune.system.settings.setting import Setting, level_of
+from bagua_wire.words import NOT_SET
 
 NUMBERS, MEMORY = "numbers", "memory"
 ALLOWANCES = (NUMBERS, MEMORY)

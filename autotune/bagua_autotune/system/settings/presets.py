@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bagua_autotune.model.text import NOT_SET
 from bagua_autotune.system.settings.setting import SWITCH_VALUES, Condition
+from bagua_wire.words import NOT_SET
 
 ZERO_DOCS = "https://www.deepspeed.ai/docs/config-json/"
 DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/zero"

@@ -9,10 +9,11 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
-from bagua_autotune.model.knobs import Categorical, Value
-from bagua_autotune.model.text import NOT_SET
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.system.settings.domains import plain, whole_number
 from bagua_autotune.system.settings.places import OFF, ON, Place, Switch
+from bagua_wire.configuration import Value
+from bagua_wire.words import NOT_SET
 
 SWITCH_VALUES = (OFF, ON)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_what_is_likely_comes_from_the_cost_model_and_what_is_shown_from_the_noi
         fingerprint="f",
     )
     told = json.loads(spec.model_dump_json(exclude={"team"}))
-    profile = json.loads(usual.profile(default[0]).model_dump_json())
+    profile = asdict(usual.profile(default[0]))
     steady = prospect([0.2, 0.201] * 10, told, [profile])
     truly = default[1] / min(seconds for _, seconds in others)
     assert steady.speedup is not None

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from bagua_autotune.cli.asked import counts, every, several, simulators_of
-from bagua_autotune.cli.compared import show_comparison
 from bagua_autotune.cli.output import print_table, say, times
-from bagua_autotune.model.text import describe, describe_knob
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.algorithms.comparison import compare
+from bagua_simulator.commands.asked import counts, every, several, simulators_of
+from bagua_simulator.commands.compared import show_comparison
 from bagua_simulator.measured.recorded import RecordError
 from bagua_simulator.plot import PlotError, plot
 from bagua_simulator.sweep import Point, Sweep, sweep
@@ -26,6 +25,7 @@ from bagua_simulator.units import (
 )
 from bagua_simulator.workloads import CATALOG
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.words import describe, describe_knob
 
 
 @click.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A job with profiles of its baseline and one that was never profiled."""
     url = f"sqlite:///{tmp_path_factory.mktemp('simulate') / 'a.db'}"
     tuner = Tuner(Store(url))
-    tensors = [tensor.model_dump() for tensor in MEASURED.workload.tensors]
+    tensors = [asdict(tensor) for tensor in MEASURED.workload.tensors]
     spec = make_spec(name="digits", tensors=tensors, world_size=8, ranks_per_node=[2] * 4)
     for job in ("profiled", "bare"):
         tuner.register(job, spec)

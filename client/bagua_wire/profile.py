@@ -1,19 +1,18 @@
-"""One step in detail: what is recorded of it, and what the service is told."""
+"""A profiled step: when its gradients were ready and its buckets travelled, on rank 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class BucketTiming:
-    """When one bucket was communicated in a step.
+    """One bucket's way in a step.
 
     Attributes:
         bytes: size of its tensors, without padding.
         started_seconds: when it was handed to its process group.
-        ended_seconds: when its last operation was done.
+        ended_seconds: when its last operation was done, on all ranks.
     """
 
     bytes: int
@@ -38,21 +37,18 @@ class GatherTiming:
 
 @dataclass(frozen=True)
 class Profile:
-    """One step of rank 0 in detail. All times count from the end of the previous step's
-    communication.
+    """One step in detail. All times count from the end of the communication of the step before.
 
     Attributes:
-        trial: the trial that the step belongs to.
         step: the step's number.
         step_seconds: when the step's communication ended.
-        ready_seconds: when each tensor became ready, in the registered order.
-        buckets: the times of the buckets, in the order of the layout.
+        ready_seconds: when each tensor became ready, in the order in which the job registered them.
+        buckets: in the order of the layout.
         gathers: in the order in which they began; none of a replicated model.
     """
 
-    trial: int
     step: int
     step_seconds: float
-    ready_seconds: Sequence[float]
-    buckets: Sequence[BucketTiming]
-    gathers: Sequence[GatherTiming] = ()
+    ready_seconds: tuple[float, ...]
+    buckets: tuple[BucketTiming, ...]
+    gathers: tuple[GatherTiming, ...] = ()

@@ -9,8 +9,6 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import print_table, say, times
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
-from bagua_autotune.model.text import describe_part
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.algorithms.comparison import (
     CHANNELS,
@@ -23,7 +21,10 @@ from bagua_simulator.algorithms.comparison import (
 )
 from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.units import describe_bandwidth, describe_duration
+from bagua_wire.configuration import Configuration
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.knobs import ALGORITHM_KNOB
+from bagua_wire.words import describe_part
 
 NOT_SIMULATED = {"powersgd": "a profile does not hold the shapes of its matrices"}
 

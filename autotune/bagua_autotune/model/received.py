@@ -1,0 +1,89 @@
+"""Tensors and profiled steps as somebody may send them: the bounds of their fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
+
+from bagua_autotune.model.characters import without_nul
+from bagua_autotune.model.knobs import MOST_BUCKETS, Number
+from bagua_wire.cutting import Tensor
+from bagua_wire.profile import BucketTiming, GatherTiming, Profile
+
+Label = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(without_nul)]
+# Bounds that keep every product finite; no step is that long.
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class _Checked:
+    """Lets pydantic make a record of the wire from an object that has its fields and no other.
+
+    Args:
+        kinds: what each field may be.
+    """
+
+    def __init__(self, **kinds: Any) -> None:
+        self._kinds = kinds
+
+    def __get_pydantic_core_schema__(
+        self, record: Any, handler: GetCoreSchemaHandler, TypeAdapter
+    ) -> CoreSchema:
+        checked = [
+            core_schema.dataclass_field(name, handler.generate_schema(kind), kw_only=True)
+            for name, kind in self._kinds.items()
+        ]
+        return core_schema.dataclass_schema(
+            record,
+            core_schema.dataclass_args_schema(record.__name__, checked),
+            [field.name for field in fields(record)],
+            config={
+                "strict": True,
+                "extra_fields_behavior": "forbid",
+                "allow_inf_nan": False,
+            },
+            # Else it had to be a record already.
+            strict=False,
+        )
+
+
+_SPAN = {"bytes": Number, "started_seconds": Seconds, "ended_seconds": Seconds}
+ReceivedTensor = Annotated[
+    Tensor, _Checked(name=Label, elements=Number, bytes=Number, dtype=Label, group=Label)
+]
+ReceivedBucket = Annotated[BucketTiming, _Checked(**_SPAN)]
+ReceivedGather = Annotated[
+    GatherTiming, _Checked(tensor=Annotated[int, Field(ge=0, lt=MOST_BUCKETS)], **_SPAN)
+]
+
+
+PROFILE = TypeAdapter(Profile)
+"""Of one that is known to be within these bounds, such as a stored one."""
+
+
+class TrialProfile(BaseModel):
+    """A step run under a trial, as rank 0 saw it. Safe to send twice.
+
+    Its attributes are those of :class:`bagua_wire.profile.Profile`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    step: int = Field(ge=0, le=2**53)
+    step_seconds: Seconds
+    ready_seconds: tuple[Seconds, ...] = Field(
+        min_length=1, max_length=MOST_BUCKETS, fail_fast=True, strict=False
+    )
+    buckets: tuple[ReceivedBucket, ...] = Field(
+        min_length=1, max_length=MOST_BUCKETS, fail_fast=True, strict=False
+    )
+    gathers: tuple[ReceivedGather, ...] = Field(
+        default=(), max_length=MOST_BUCKETS, fail_fast=True, strict=False
+    )
+    trial: Annotated[int, Field(ge=0, lt=2**31)]
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(**{name: value for name, value in self if name != "trial"})

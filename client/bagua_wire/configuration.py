@@ -1,0 +1,57 @@
+"""A configuration as it is told between client, service and simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+Value = int | str | tuple[int, ...]
+"""Of a knob: a number, a name, or a list of numbers."""
+
+
+class Configuration(Mapping[str, Value]):
+    """A value for every knob, also for those that are not known here; immutable and hashable.
+
+    >>> Configuration(bucket_bytes=4 << 20, hierarchical="off")["bucket_bytes"]
+    4194304
+    """
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Value] | None = None, /, **named: Value) -> None:
+        given = {**(values or {}), **named}
+        # JSON knows lists only; a configuration is hashable.
+        self._values: dict[str, Value] = {
+            knob: tuple(value) if isinstance(value, list) else value
+            for knob, value in given.items()
+        }
+        self._hash: int | None = None
+
+    def __getitem__(self, knob: str) -> Value:
+        return self._values[knob]
+
+    def number(self, knob: str) -> int:
+        """The value of a knob that is a number."""
+        value = self._values[knob]
+        if not isinstance(value, int):
+            raise TypeError(f"knob {knob!r} is {value!r} and not a number")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        # Once: searches look hundreds of them up in every decision.
+        if self._hash is None:
+            self._hash = hash(frozenset(self._values.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Configuration):
+            return self._values == other._values
+        return Mapping.__eq__(self, other)
+
+    def __repr__(self) -> str:
+        return f"Configuration({self._values})"
