@@ -18,7 +18,7 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
-from bagua_simulator.algorithms.comparison import WAYS
+from bagua_simulator.algorithms import WAYS
 from tests.autotune.support import make_spec
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 

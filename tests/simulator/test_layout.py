@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_simulator.layout import Layouts
+from bagua_simulator.simulator import Layouts
 from tests.simulator.jobs import CONFIGURATIONS, MIB, SIZES, Knobs, make_tensors
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.algorithms.comparison import (
+from bagua_simulator.algorithms import (
+    ALGORITHMS,
     CHANNELS,
     EQUAL,
     LOSSLESS,
@@ -19,7 +20,6 @@ from bagua_simulator.algorithms.comparison import (
     Outcome,
     fastest,
 )
-from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.units import describe_bandwidth, describe_duration
 from bagua_wire.configuration import Configuration
 from bagua_wire.knob_kinds import describe_bytes

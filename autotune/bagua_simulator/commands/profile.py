@@ -7,7 +7,7 @@ import click
 from bagua_autotune.cli.reader import Reader
 from bagua_autotune.model.characters import clean
 from bagua_autotune.views import JobOverview
-from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.recorded import summarise
 
 
 def profile(reader: Reader, job: JobOverview) -> str:

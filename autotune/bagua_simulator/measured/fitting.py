@@ -23,8 +23,7 @@ from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import SPLIT, Phase, Way, parts, reduction
 from bagua_simulator.measured.recorded import Record
 from bagua_simulator.measured.robust import bounded, softened
-from bagua_simulator.measured.step_times import StepTimes
-from bagua_simulator.measured.traffic import Traffic, way_and_channels
+from bagua_simulator.measured.traffic import StepTimes, Traffic, way_and_channels
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.step import Message, Step
 

@@ -10,8 +10,7 @@ import pytest
 
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.measured.fitting import fit_cluster, fit_record
-from bagua_simulator.measured.recorded import Record
-from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.recorded import Record, summarise
 from bagua_simulator.measured.traffic import Traffic, traffic_of
 from bagua_wire.profile import BucketTiming, Profile
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload

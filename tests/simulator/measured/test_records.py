@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.measured.recorded import Record, RecordError, load_record
-from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.recorded import Record, RecordError, load_record, summarise
 from bagua_simulator.sweep import sweep
 from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_simulator.measured.step_times import MOST_CONFIGURATIONS, step_times_of
+from bagua_simulator.measured.traffic import MOST_CONFIGURATIONS, step_times_of
 from tests.simulator.jobs import MIB, Knobs
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_simulator.measured.fitting import fit_record
-from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.recorded import summarise
 from bagua_simulator.measured.traffic import MOST_BUCKETS, traffic_of
 from bagua_wire.profile import BucketTiming, Profile
 from tests.simulator.jobs import MIB, Knobs, make_tensors

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.algorithms.comparison import (
+from bagua_simulator.algorithms import (
+    ALGORITHMS,
     DEFAULT,
     SHARDED,
     SIZES_BYTES,
@@ -18,9 +19,8 @@ from bagua_simulator.algorithms.comparison import (
     sharded,
     units_of,
 )
-from bagua_simulator.algorithms.exchanges import ALGORITHMS
 from bagua_simulator.measured.fitting import fit_record
-from bagua_simulator.measured.summary import summarise
+from bagua_simulator.measured.recorded import summarise
 from bagua_simulator.sweep import find_best
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster, make_workload

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bagua_simulator import Cluster
-from bagua_simulator.algorithms.exchanges import ALGORITHMS, SHIFT_ONE, Sends, exchange
+from bagua_simulator.algorithms import ALGORITHMS, SHIFT_ONE, Sends, exchange
 from bagua_simulator.collectives import Phase
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, make_cluster

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_simulator import Cluster, Simulator, Workload
-from bagua_simulator.algorithms.comparison import Replicas
-from bagua_simulator.algorithms.exchanges import ALGORITHMS, Sends
+from bagua_simulator.algorithms import ALGORITHMS, Replicas, Sends
 from bagua_simulator.workloads import load
 from tests.simulator.jobs import MIB, SIZES, make_cluster, make_workload
 

@@ -1,1 +1,0 @@
-"""What a step would take under other algorithms: what each sends, and all of them side by side."""
