@@ -27,6 +27,7 @@ from bagua_simulator.simulator import Layouts, Simulator
 from bagua_simulator.step import Message, Step
 from bagua_simulator.workload import Workload
 from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knob_kinds import check_number
 
 Moment = Literal["ready", "begin", "end", "apart"]
 Pattern = Literal["sum", "chunks", "ring", "pair"]
@@ -201,9 +202,7 @@ class Replicas:
         if configuration.get("wire_precision", "as_is") != "as_is":
             raise ValueError("only gradients that are summed up travel at another precision")
         workload, cluster = self.simulator.workload, self.simulator.cluster
-        channels = configuration.get("channels", 1)
-        if not isinstance(channels, int) or channels < 1:
-            raise ValueError(f"channels is {channels!r}; it must be a positive number")
+        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
         messages = [
             self._message(ready_seconds, size_bytes, configuration, channels)
             for ready_seconds, size_bytes in self._travelling(configuration)

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from bagua_simulator.cluster import Cluster
+from bagua_simulator.simulator import PRECISIONS
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Cutter, Cutting, Tensor
+from bagua_wire.knob_kinds import check_number
+from bagua_wire.knobs import domains
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 BACKWARD_SHARE = 2.0
@@ -28,7 +31,6 @@ STRIPE_LOSS = 0.3
 SPREAD = 0.01
 REDUCED_BYTES, GATHERED_BYTES = 4, 2
 """Of an element: parameters travel in 16 bits, gradients in 32."""
-PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
 EIGHT_BITS: dict[object, tuple[float, float]] = {
     "quantized": (0.51, 0.26),
     "quantized_weights": (0.51, 1.0),
@@ -95,7 +97,7 @@ class ShardedSimulator:
 
     @property
     def space(self) -> dict[str, dict[str, Any]]:
-        """The knobs that a job registers with the service, by name, each as it is told."""
+        """The knobs that a job registers with the service, by name."""
         most, sizes = len(self.units) - 1, [tensor.bytes for tensor in self.tensors]
         few: dict[str, Sequence[Value]] = {
             "channels": (1, 2, 4, 8),
@@ -104,10 +106,7 @@ class ShardedSimulator:
             "scatter_group": ("shared", "own"),
             "scatter_buffers": (1, 2),
         }
-        return {
-            "bucket_bytes": {"type": "log_integer", "low": min(sizes), "high": sum(sizes)},
-            **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
-        }
+        return domains(min(sizes), sum(sizes), few, False)
 
     @property
     def default(self) -> Configuration:
@@ -289,10 +288,7 @@ class _Step:
 
 
 def _number(configuration: Mapping[str, Value], knob: str, usual: int) -> int:
-    value = configuration.get(knob, usual)
-    if not isinstance(value, int):
-        raise ValueError(f"{knob} is {value!r}; it must be a number")
-    return value
+    return check_number(knob, configuration.get(knob, usual), at_least=0)
 
 
 def _collective(part: int, size_bytes: int, share: float) -> _Collective:

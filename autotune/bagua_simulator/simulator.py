@@ -21,6 +21,7 @@ from bagua_simulator.step import Message, Step, Trace
 from bagua_simulator.workload import Workload
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Cutter, Cutting, Tensor
+from bagua_wire.knob_kinds import check_number
 from bagua_wire.knobs import (
     BUCKET_KNOB,
     BUCKET_SIZES,
@@ -28,6 +29,7 @@ from bagua_wire.knobs import (
     DEFAULT_BUCKET_BYTES,
     EDGE_BUCKET_BYTES,
     EDGE_KNOBS,
+    domains,
 )
 from bagua_wire.profile import BucketTiming, Profile
 
@@ -64,9 +66,7 @@ class Layouts:
         """
         given = {BUCKET_KNOB: DEFAULT_BUCKET_BYTES, **configuration}
         for knob in (BUCKET_KNOB, *EDGE_KNOBS):
-            value = given.get(knob, 0)
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{knob} is {value!r}; it must be a number of bytes")
+            check_number(knob, given.get(knob, 0), at_least=0)
         found = []
         for bucket in self._cutter.cut(Cutting.of(Configuration(given))):
             if len({self._tensors[position].group for position in bucket.positions}) > 1:
@@ -140,19 +140,14 @@ class Simulator:
 
     @property
     def space(self) -> dict[str, dict[str, Any]]:
-        """The knobs that a job registers with the service, by name, each as it is told."""
-        low, high = BUCKET_SIZES.low_bytes, BUCKET_SIZES.high_bytes
-        few = {
+        """The knobs that a job registers with the service, by name."""
+        few: dict[str, Sequence[Value]] = {
             "hierarchical": self.ways,
             "channels": CHANNELS_VALUES,
             "first_bucket_bytes": EDGE_BUCKET_BYTES,
             "last_bucket_bytes": EDGE_BUCKET_BYTES,
         }
-        return {
-            "bucket_bytes": {"type": "log_integer", "low": low, "high": high},
-            **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
-            "buckets": {"type": "partition"},
-        }
+        return domains(BUCKET_SIZES.low_bytes, BUCKET_SIZES.high_bytes, few, True)
 
     @property
     def default(self) -> Configuration:
@@ -178,7 +173,7 @@ class Simulator:
     def sent_bytes(self, configuration: Mapping[str, Value]) -> float:
         """What crosses each node's link in a step, in each direction; arguments and errors as of
         :meth:`step_seconds`."""
-        channels = _channels(configuration)
+        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
         return sum(
             phase.bytes
             for bucket in self._layouts.cut(configuration)
@@ -257,7 +252,7 @@ class Simulator:
         disturbance: _Disturbance | None,
         ready: NDArray[np.float64] | None = None,
     ) -> Trace:
-        channels = _channels(configuration)
+        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
         times = self.workload.ready_seconds if ready is None else ready.tolist()
         messages = []
         for bucket in buckets:
@@ -303,13 +298,6 @@ class _Disturbance:
             replace(phase, seconds=phase.seconds * factor, bytes=phase.bytes * factor)
             for phase, factor in zip(phases, factors.tolist(), strict=True)
         )
-
-
-def _channels(configuration: Mapping[str, Value]) -> int:
-    channels = configuration.get("channels", 1)
-    if not isinstance(channels, int) or channels < 1:
-        raise ValueError(f"channels is {channels!r}; it must be a positive number")
-    return channels
 
 
 def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from typing import Any
 
 from bagua_client.configuration import Configuration
 from bagua_client.layout import TensorSpec
-
-FILE_FORMAT = 1
+from bagua_wire.configuration import FILE_FORMAT, described, digest_of
 
 
 @dataclass(frozen=True)
@@ -53,24 +51,27 @@ class ConfigurationFile:
             configuration = Configuration.from_json(values)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        return cls(name, configuration, _digest(document), document)
+        return cls(name, configuration, digest_of(document), document)
 
     def obstacle(self, tensors: Sequence[TensorSpec]) -> str:
         """Why it is not for this model; empty: it is, or does not say for which."""
-        known = self._part("tensors")
-        count, held = known.get("count", len(tensors)), sum(self.configuration.buckets)
-        if count != len(tensors):
-            return f"{self.name} is for a model of {count} tensors, this one has {len(tensors)}"
+        this = _described(tensors)
+        known, held = {**this, **self._part("tensors")}, sum(self.configuration.buckets)
+        if known["count"] != len(tensors):
+            return (
+                f"{self.name} is for a model of {known['count']} tensors, this one has "
+                f"{len(tensors)}"
+            )
         if held not in (0, len(tensors)):
             return f"the buckets of {self.name} hold {held} tensors, the model has {len(tensors)}"
-        if known.get("digest", _key(tensors)) != _key(tensors):
+        if known["digest"] != this["digest"]:
             return f"{self.name} is for another model: its tensors have other names or sizes"
         return ""
 
     def is_in_order(self, tensors: Sequence[TensorSpec]) -> bool:
         """Whether gradients became ready in this order, too, as far as it says."""
         order = self._part("tensors").get("order_digest")
-        return order is None or order == _digest(_named(tensors))
+        return order in (None, _described(tensors)["order_digest"])
 
     def differences(self, now: Mapping[str, Any]) -> list[str]:
         """Return what has changed since the configuration was found; it may not be the fastest
@@ -88,14 +89,5 @@ class ConfigurationFile:
         return part if isinstance(part, dict) else {}
 
 
-def _named(tensors: Sequence[TensorSpec]) -> list[list[Any]]:
-    return [[tensor.name, tensor.elements, tensor.dtype] for tensor in tensors]
-
-
-def _key(tensors: Sequence[TensorSpec]) -> str:
-    return _digest(sorted(_named(tensors)))
-
-
-def _digest(value: object) -> str:
-    """The service makes the same of a job's tensors (api/export.py)."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+def _described(tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    return described([(each.name, each.elements, each.dtype) for each in tensors])

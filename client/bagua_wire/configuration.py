@@ -1,11 +1,17 @@
-"""A configuration as it is told between client, service and simulator."""
+"""A configuration as it is told between client, service and simulator, and what a file with one
+says of the model that it is for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 Value = int | str | tuple[int, ...]
 """Of a knob: a number, a name, or a list of numbers."""
+FILE_FORMAT = 1
+"""The number that a file with a configuration has as its ``format``."""
 
 
 class Configuration(Mapping[str, Value]):
@@ -55,3 +61,21 @@ class Configuration(Mapping[str, Value]):
 
     def __repr__(self) -> str:
         return f"Configuration({self._values})"
+
+
+def described(tensors: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+    """What a file says of a model, by which another one is told.
+
+    Args:
+        tensors: name, elements and dtype of each, in gradient-ready order.
+    """
+    return {
+        "count": len(tensors),
+        "digest": digest_of(sorted(tensors)),
+        "order_digest": digest_of(tensors),
+    }
+
+
+def digest_of(value: object) -> str:
+    """Of a JSON value, in 32 characters."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]

@@ -7,8 +7,11 @@ the configuration. docs/extending.md adds one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+from bagua_wire.configuration import Value
 from bagua_wire.knob_kinds import Counts, Knob, Name, Number, OneOf, Size, SizeRange, knob
 
 MIB = 1024 * 1024
@@ -154,3 +157,20 @@ MEMORY_KNOBS = (
     PREFETCH_BYTES_KNOB,
 )
 """Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""
+
+
+def domains(
+    low_bytes: int, high_bytes: int, few: Mapping[str, Sequence[Value]], has_explicit_buckets: bool
+) -> dict[str, dict[str, Any]]:
+    """The knobs that a job is registered with, by name, and what may be tried of each.
+
+    Args:
+        low_bytes, high_bytes: the smallest and the largest size of a bucket.
+        few: of the knobs that have few values those that may be tried.
+        has_explicit_buckets: whether an explicit list of buckets can be cut.
+    """
+    return {
+        "bucket_bytes": {"type": "log_integer", "low": low_bytes, "high": high_bytes},
+        **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
+        **({"buckets": {"type": "partition"}} if has_explicit_buckets else {}),
+    }

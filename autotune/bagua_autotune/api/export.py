@@ -4,7 +4,6 @@ service."""
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,13 +13,11 @@ from pydantic import TypeAdapter
 
 from bagua_autotune.model.characters import clean
 from bagua_autotune.views import Event, JobDetail, Observation, Trial
-from bagua_wire.configuration import Configuration
+from bagua_wire.configuration import FILE_FORMAT, Configuration, described
 from bagua_wire.cutting import Tensor
 
 # A step of a thousand ranks is a line of 40 KB.
 LINES_AT_ONCE = 100
-# The client checks it (FILE_FORMAT of bagua_client.configuration_file).
-CONFIGURATION_FORMAT = 1
 
 
 def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
@@ -74,24 +71,14 @@ def job_json(
 
 def configuration_json(job: JobDetail, configuration: Configuration) -> str:
     """A configuration as BAGUA_CONFIGURATION reads it, and the job that it was found for."""
-    tensors = [[tensor.name, tensor.elements, tensor.dtype] for tensor in job.tensors]
     document = {
-        "format": CONFIGURATION_FORMAT,
+        "format": FILE_FORMAT,
         "job": job.name,
         "job_id": job.id,
         "configuration": dict(configuration),
-        "tensors": {
-            "count": len(tensors),
-            "digest": _digest(sorted(tensors)),
-            "order_digest": _digest(tensors),
-        },
+        "tensors": described([(each.name, each.elements, each.dtype) for each in job.tensors]),
         "ranks_per_node": list(job.ranks_per_node),
         "software": job.software,
         "summary": job.result.summary if job.result else "",
     }
     return json.dumps(document, indent=2) + "\n"
-
-
-def _digest(tensors: Sequence[object]) -> str:
-    """The client makes the same digest of its tensors (configuration_file.py)."""
-    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]

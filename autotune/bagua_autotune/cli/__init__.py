@@ -1,17 +1,19 @@
 """The command ``bagua-autotune``: one module for each of its commands, imported when it runs.
 
-Commands of other packages hang in by entry points of the group ``bagua_autotune.commands``, each of
-which names a click command.
+Packages that the service does not need hang in by entry points: those of the group
+``bagua_autotune.commands`` name a click command each, those of ``bagua_autotune.formats`` what
+writes a job in a format of ``export``, from a reader and the job's overview to text.
 """
 
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import click
 
 from bagua_autotune import __version__
-from bagua_autotune.cli import hung_in
 
 # Each with the first sentence of its own help.
 COMMANDS = {
@@ -41,6 +43,32 @@ OF_OUR_PACKAGES = {
 """The same sentence of commands that hang in from our other packages, which may be left out."""
 
 
+def hung_in(group: str) -> dict[str, EntryPoint]:
+    """What hangs in as ``commands`` or as ``formats``, by name."""
+    return {each.name: each for each in entry_points(group=f"bagua_autotune.{group}")}
+
+
+def load(entry: EntryPoint) -> Any:
+    """What the entry point names.
+
+    Raises:
+        ClickException: its package is not installed.
+    """
+    package = _package(entry)
+    try:
+        return entry.load()
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise click.ClickException(
+            f"{entry.name} comes with the package {package}, which is not installed"
+        ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.module.partition(".")[0]
+
+
 class Commands(click.Group):
     """Lists its commands without importing them: each needs large modules that others do not."""
 
@@ -52,8 +80,8 @@ class Commands(click.Group):
         if cmd_name in COMMANDS:
             module = f"bagua_autotune.cli.commands.{MODULES.get(cmd_name, cmd_name)}"
             command = getattr(importlib.import_module(module), cmd_name)
-        elif entry := hung_in.of(hung_in.COMMANDS).get(cmd_name):
-            command = hung_in.load(entry)
+        elif entry := hung_in("commands").get(cmd_name):
+            command = load(entry)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -64,8 +92,8 @@ class Commands(click.Group):
 def _sentences() -> dict[str, str]:
     """What there is of commands, those of the service first: none takes the place of one."""
     others = {
-        name: OF_OUR_PACKAGES.get(name, f"A command of {hung_in.package_of(entry)}.")
-        for name, entry in hung_in.of(hung_in.COMMANDS).items()
+        name: OF_OUR_PACKAGES.get(name, f"A command of {_package(entry)}.")
+        for name, entry in hung_in("commands").items()
     }
     return COMMANDS | {name: said for name, said in others.items() if name not in COMMANDS}
 

@@ -7,13 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.measured.computing import ProfiledStep, fit_computing

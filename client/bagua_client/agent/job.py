@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
 from bagua_client.tunable.tunable import Tunable
+from bagua_wire.cutting import Tensor
 from bagua_wire.knob_kinds import Value
-from bagua_wire.knobs import ALLOWED_WORDS
+from bagua_wire.knobs import ALLOWED_WORDS, domains
 
 logger = logging.getLogger(__name__)
 
@@ -97,16 +98,7 @@ def describe_job(
         "name": name,
         "world_size": communicator.world_size,
         "ranks_per_node": list(communicator.topology.ranks_per_node),
-        "tensors": [
-            {
-                "name": spec.name,
-                "elements": spec.elements,
-                "bytes": spec.bytes,
-                "dtype": spec.dtype,
-                "group": spec.group,
-            }
-            for spec in tensors
-        ],
+        "tensors": [{each.name: getattr(t, each.name) for each in fields(Tensor)} for t in tensors],
         "knobs": knobs,
         "default_configuration": {knob: default[knob] for knob in knobs},
         "software": software,
@@ -158,8 +150,9 @@ def _first(
 def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
     """Return the part of the user's choice that may be tried here."""
     values = tunable.default.values | {"algorithm": tunable.algorithm.name}
-    found = {}
-    for knob, offered in _offered(tunable, environment.allowed).items():
+    offer, found = tunable.offer, {}
+    few = offer.values(tunable.communicator, environment.allowed)
+    for knob, offered in domains(*offer.bucket_bytes, few, offer.has_explicit_buckets).items():
         choice = environment.knobs.get(knob)
         domain = choice.within(knob, offered, values[knob]) if choice else offered
         if domain is None:
@@ -184,17 +177,6 @@ def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Val
         logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s is not possible here", knob, "/".join(lacking))
     if choice.values and default not in choice.values and default in tried:
         logger.warning("BAGUA_AUTOTUNE_KNOBS: the default %s, %s, is tried too", knob, default)
-
-
-def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
-    offer = tunable.offer
-    low, high = offer.bucket_bytes
-    knobs: dict[str, Any] = {"bucket_bytes": {"type": "log_integer", "low": low, "high": high}}
-    for knob, values in offer.values(tunable.communicator, allowed).items():
-        knobs[knob] = {"type": "categorical", "values": values}
-    if offer.has_explicit_buckets:
-        knobs["buckets"] = {"type": "partition"}
-    return knobs
 
 
 def _works(tunable: Tunable, knob: str, value: int | str) -> bool:

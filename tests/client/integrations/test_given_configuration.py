@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import verdict
-from bagua_client.configuration_file import ConfigurationFile, _digest, _key, _named
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.layout import describe
 from bagua_client.torch_private import reducer as torchs
+from bagua_wire.configuration import described
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -42,8 +43,8 @@ def _model() -> torch.nn.Sequential:
 def _document(configuration: Configuration, **more: Any) -> dict[str, Any]:
     tensors = describe([(name, p) for name, p in _model().named_parameters()])
     ready = tensors[::-1]  # the last layer's gradients come first
-    named = {"count": len(tensors), "digest": _key(tensors), "order_digest": _digest(_named(ready))}
-    return {"format": 1, "job": "before", "tensors": named,
+    named = [(each.name, each.elements, each.dtype) for each in ready]
+    return {"format": 1, "job": "before", "tensors": described(named),
             "configuration": configuration.to_json(), **more}  # fmt: skip
 
 

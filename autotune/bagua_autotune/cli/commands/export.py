@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.api.export import configuration_json, job_json, trials_csv
-from bagua_autotune.cli import hung_in
+from bagua_autotune.cli import hung_in, load
 from bagua_autotune.cli.reader import (
     Reader,
     find_job,
@@ -65,10 +65,10 @@ def _json(reader: Reader, job: JobOverview) -> str:
 
 
 def _profile(reader: Reader, job: JobOverview) -> str:
-    entry = hung_in.of(hung_in.FORMATS).get("profile")
+    entry = hung_in("formats").get("profile")
     if entry is None:
         raise click.ClickException("the simulator writes --profile, and is not installed")
-    text: str = hung_in.load(entry)(reader, job)
+    text: str = load(entry)(reader, job)
     return text
 
 
