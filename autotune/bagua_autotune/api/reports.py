@@ -22,13 +22,13 @@ from bagua_autotune.model.job import (
     MOST_SOFTWARE,
     MOST_TENSORS,
     JobSpec,
-    ToldKind,
     count_combinations,
 )
 from bagua_autotune.model.knobs import MANY_TENSORS, SPACE
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.view import View
 from bagua_wire.knobs import EDGE_KNOBS
+from bagua_wire.messages import ToldKind
 
 Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]

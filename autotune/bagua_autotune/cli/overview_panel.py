@@ -14,9 +14,10 @@ from rich.text import Text
 
 from bagua_autotune.cli.output import speedup_words
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import BEING_TUNED, CONTACT_SECONDS, RUNS
+from bagua_autotune.model.job import CONTACT_SECONDS, RUNS
 from bagua_autotune.model.text import describe_count, describe_left, describe_seconds
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
+from bagua_wire.messages import BEING_TUNED
 from bagua_wire.words import describe
 
 # A series of numbers in one line of block characters.

@@ -29,7 +29,6 @@ from bagua_autotune.model.job import Job, Limits, Purpose, Trial
 from bagua_autotune.model.knobs import numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
-    DISAGREED,
     DIVERGED_CODE,
     NOT_SHOWN,
     NOTHING_FASTER,
@@ -41,6 +40,7 @@ from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import MEMORY_KNOBS
+from bagua_wire.messages import DISAGREED
 
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.

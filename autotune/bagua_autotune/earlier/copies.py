@@ -18,13 +18,11 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.characters import JOB_ID, without_nul
 from bagua_autotune.model.job import (
-    BEING_TUNED,
     MOST_TENSORS,
     Earlier,
     Event,
     Inherited,
     Job,
-    JobPhase,
     JobSpec,
     Purpose,
     Result,
@@ -40,6 +38,7 @@ from bagua_autotune.store.lives import Place
 from bagua_autotune.store.rows import result_column
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
+from bagua_wire.messages import BEING_TUNED, JobPhase
 
 # Of one training: as many kinds of topologies as it is likely to come back to.
 MOST_JOBS = 8

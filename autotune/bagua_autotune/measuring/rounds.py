@@ -11,12 +11,13 @@ from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.measuring.visits import Visited
-from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
+from bagua_autotune.model.job import CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 from bagua_wire.configuration import Configuration
+from bagua_wire.messages import BEING_TUNED
 
 # Where no bound is set, a round takes at most so long, or as long as so many trials: where a step
 # takes half a minute, ten minutes are worth nothing.

@@ -9,11 +9,12 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from bagua_autotune.metrics.labels import FAILURES
-from bagua_autotune.model.job import JobPhase, TrialState
+from bagua_autotune.model.job import TrialState
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.views import JobSum
 from bagua_wire.configuration import Value
 from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.messages import JobPhase
 
 PHASES: tuple[str, ...] = get_args(JobPhase)
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target

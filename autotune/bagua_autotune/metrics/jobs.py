@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bagua_autotune.metrics import families, steps, text
-from bagua_autotune.model.job import BEING_TUNED, SILENT_SECONDS
+from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact, read_each
 from bagua_autotune.views import Summaries
+from bagua_wire.messages import BEING_TUNED
 
 # How long a job is shown after its last word: if it ended; and once it is tuned, from when on it
 # says nothing. One that is being tuned, or lost, is shown for an hour of silence.

@@ -30,13 +30,12 @@ from bagua_autotune.model.view import Moment
 from bagua_wire import limits
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import ALGORITHM_KNOB, BUCKET_KNOB, PARTITION_KNOB
+from bagua_wire.messages import JobPhase, ToldKind
 
 # By which a job's ranks speak: Bagua's own, or this project's. Of a search with whole runs (system)
 # there are none: its runs are timed by their steps, or have a score of their own.
 Api = Literal["v1", "v2", "runs", "scores"]
 RUNS: tuple[Api, ...] = ("runs", "scores")
-JobPhase = Literal["tuning", "confirming", "finished", "ended", "lost"]
-BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 # The training ended, or is lost, before its tuning did.
 CUT_SHORT: tuple[JobPhase, ...] = ("ended", "lost")
 OVER: tuple[JobPhase, ...] = ("finished", *CUT_SHORT)
@@ -44,14 +43,9 @@ Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed", "infeasible"]
 # Nothing was measured, and the ranks do not run it.
 GIVEN_UP: tuple[TrialState, ...] = ("failed", "infeasible")
-# What ranks tell; that a job is lost, only the service can.
-ToldKind = Literal["switched", "disagreement", "diverged", "infeasible", "ended", "note", "drift"]
 EventKind = Literal[ToldKind, "lost"]
-# The client says every 45 s that its training lives, also while it has nothing else to say
-# (RENEWAL_SECONDS of bagua_client.reporter.conversation). So long after its last word it is lost:
-# one such request may take two minutes, and the pause before it another.
-LEASE_SECONDS = 300.0
-# The same where nothing is promised, as by Bagua's workers, or where nobody listened all the while.
+# So long after its last word a job is lost where nothing is promised, as by Bagua's workers, or
+# where nobody listened all the while.
 SILENT_SECONDS = 3600.0
 # While its ranks say nothing new their contact is written so often: the page warns of a minute's
 # silence.

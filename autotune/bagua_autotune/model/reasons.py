@@ -4,6 +4,7 @@ programs."""
 from __future__ import annotations
 
 from bagua_autotune.model.job import EarlierTrial, Trial
+from bagua_wire.messages import DISAGREED
 
 # Why the default is kept.
 NOTHING_FASTER = "nothing was clearly faster"
@@ -14,7 +15,6 @@ TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
 BEST_BEFORE = "it was the best in an earlier run"
 NOTHING_TO_TRY = "there is nothing else to try"
 TOO_FEW_STEPS = "too few steps remain to make up for a search"
-DISAGREED = "the ranks disagreed too often"
 # The same for programs.
 WINNER_CODE = "winner"
 DISAGREEMENT_CODE = "disagreement"

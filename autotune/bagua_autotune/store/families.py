@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, exists, select, text, update
 
-from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.engine.database import Database, Statement
 from bagua_autotune.store.engine.tables import AliasRow, FamilyRow, JobRow
 from bagua_autotune.store.rows import as_text
+from bagua_wire.messages import BEING_TUNED
 
 
 class StoredFamily(NamedTuple):

@@ -10,13 +10,11 @@ from sqlalchemy import ColumnElement, bindparam, case, func, null, select, updat
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bagua_autotune.model.job import (
-    BEING_TUNED,
     CUT_SHORT,
     Api,
     Event,
     Inherited,
     Job,
-    JobPhase,
     JobSpec,
     Result,
     Saved,
@@ -35,6 +33,7 @@ from bagua_autotune.store.engine.tables import (
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked, the_row
 from bagua_wire.cutting import Tensor
+from bagua_wire.messages import BEING_TUNED, JobPhase
 
 logger = logging.getLogger(__name__)
 

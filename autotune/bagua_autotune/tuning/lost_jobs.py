@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable
 
 from bagua_autotune.earlier.succession import let_go, take_up
-from bagua_autotune.model.job import LEASE_SECONDS, RUNS, SILENT_SECONDS, Api, Event, Job
+from bagua_autotune.model.job import RUNS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
+from bagua_wire.messages import LEASE_SECONDS
 
 logger = logging.getLogger(__name__)
 

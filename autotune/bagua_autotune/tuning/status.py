@@ -9,9 +9,10 @@ from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.confirmation import most_trials
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
-from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
+from bagua_autotune.model.job import Job, Purpose, Result, Trial, TrialState
 from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.view import View
+from bagua_wire.messages import JobPhase
 
 
 class OpenTrial(View):

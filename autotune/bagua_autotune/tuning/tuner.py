@@ -25,7 +25,6 @@ from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
-    BEING_TUNED,
     CONTACT_SECONDS,
     Api,
     Event,
@@ -57,6 +56,7 @@ from bagua_autotune.tuning.reported import WrongStep, check_protocol, weigh
 from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_wire.configuration import Configuration
+from bagua_wire.messages import BEING_TUNED
 from bagua_wire.profile import Profile
 from bagua_wire.words import describe
 

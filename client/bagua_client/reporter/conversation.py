@@ -25,12 +25,13 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
 from bagua_client.reporter.drift import DriftWatch
 from bagua_client.reporter.handover import Handover, is_of
-from bagua_client.reporter.inbox import GIVEN_UP, VOIDING, Event, GatheredTimes, Inbox, Message
+from bagua_client.reporter.inbox import Event, GatheredTimes, Inbox, Message
 from bagua_client.service.absence import SILENT_SECONDS, Absence
 from bagua_client.service.client import JobState, Progress, StepTimes
 from bagua_client.service.connection import Connection, Stopped
 from bagua_client.service.sidecar import SidecarError
 from bagua_client.service.transport import ServiceRefused
+from bagua_wire.messages import DISAGREED, GIVING_UP, RENEWAL_SECONDS, VOIDING
 
 # Puts the ranks' step times together: a step is told once it has those of all ranks.
 
@@ -81,8 +82,6 @@ def _are_known(values: Iterable[float]) -> bool:
 
 # When to tell the service that the training is alive, beside all other reports.
 
-RENEWAL_SECONDS = 45.0
-"""The page warns of a minute's silence; after five minutes the service takes the job for lost."""
 STANDSTILL_SECONDS = 1800.0
 """Time after which ranks that hang have been ended: it is torch's longest usual timeout of a
 collective. An evaluation may be as long.
@@ -278,7 +277,7 @@ class Conversation:
             return
         logger.warning("autotune is off for this job: %s", reason)
         failed = {"state": "failed", "reason": reason} if self.is_tuning else {}
-        if self.is_tuning or self._inbox.has_event(GIVEN_UP):
+        if self.is_tuning or self._inbox.has_event(GIVING_UP):
             self._kept = self._description["default_configuration"]
         self._order(None, self._kept, failed, watch=False)
 
@@ -337,14 +336,14 @@ class Conversation:
         if event.kind in VOIDING:
             # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
-        if event.kind in GIVEN_UP:
+        if event.kind in GIVING_UP:
             self._kept = self._description["default_configuration"]
         told = event.kind, event.trial, event.step, event.message, event.seconds, event.memory
         state = self._connection.call(lambda service: service.event(*told))
         if event.kind == "disagreement":
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:
-                raise _Hopeless(f"the ranks disagreed too often ({event.message})")
+                raise _Hopeless(f"{DISAGREED} ({event.message})")
         return state
 
     def _send_profile(self, recording: Recording) -> JobState | None:
@@ -414,7 +413,7 @@ class Conversation:
             return False
         default = self._description["default_configuration"]
         # What was kept may be what the service has yet to be told of.
-        best = default if self._inbox.has_event(GIVEN_UP) else self._kept
+        best = default if self._inbox.has_event(GIVING_UP) else self._kept
         logger.warning(
             "autotune: the ranks use %s until the service answers again",
             "their default configuration" if best == default else "what was confirmed before",

@@ -13,11 +13,6 @@ from bagua_client.measuring.profiler import Recording
 
 LARGEST_INBOX = 512
 LARGEST_INBOX_BYTES = 16 * 2**20
-GIVEN_UP = ("diverged", "infeasible")
-"""Kinds of event that say that what was in force is in force no more: the ranks are at the default.
-"""
-VOIDING = ("disagreement", *GIVEN_UP)
-"""Kinds of event after which no command of before holds."""
 VALUE_BYTES = 32  # a float in a list
 RANK_BYTES = 240  # what holds one rank's
 READY_BYTES = 200  # a tensor's mark in a recording

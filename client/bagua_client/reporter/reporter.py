@@ -19,9 +19,10 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.reporter.conversation import Conversation
 from bagua_client.reporter.handover import Handover
-from bagua_client.reporter.inbox import VOIDING, Event, Inbox, Message
+from bagua_client.reporter.inbox import Event, Inbox, Message
 from bagua_client.service.job_service import job_service
 from bagua_client.threads import TorchThread
+from bagua_wire.messages import VOIDING
 
 logger = logging.getLogger(__name__)
 

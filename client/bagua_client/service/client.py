@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from bagua_client.service.transport import ServiceUnavailable, Transport
+from bagua_wire.messages import BEING_TUNED
 from bagua_wire.profile import Profile
 
-UNFINISHED = ("tuning", "confirming")
-"""States of a job that has a next trial, even if the service is still choosing it."""
 RESULT_NUMBERS = {
     **dict.fromkeys(("speedup", "low", "high", "seconds", "cost_steps", "cost_seconds"), float),
     **dict.fromkeys(("trials", "steps", "payback_steps"), int),
@@ -66,7 +65,7 @@ class JobState:
                 speedup=_numbers(progress).get("speedup"),
                 summary=None if result is None else str(result["summary"]),
                 deciding=bool(document["deciding"])
-                or (trial is None and document.get("state") in UNFINISHED),
+                or (trial is None and document.get("state") in BEING_TUNED),
                 round=int(document["round"]),
                 incumbent=dict(found) if (found := progress.get("incumbent")) else None,
                 result=_numbers(result or {}),

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from bagua_autotune.model.job import LEASE_SECONDS, Event
+from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import prune
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Life, Overviews
+from bagua_wire.messages import LEASE_SECONDS
 from tests.autotune.earlier.test_restart import RESIZED, make_tensors
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.test_gone import run

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from bagua_autotune.app import create_app
-from bagua_autotune.model.job import RUNS, Event, JobPhase
+from bagua_autotune.model.job import RUNS, Event
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import thin
@@ -23,6 +23,7 @@ from bagua_autotune.system.report import job_result
 from bagua_autotune.system.running.job import Interrupted
 from bagua_autotune.system.session import describe_price
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.messages import JobPhase
 from tests.autotune.server import ServeProcess, serving_here
 from tests.autotune.support import make_spec
 from tests.autotune.system.recorded import Searching

@@ -10,10 +10,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Observation
+from bagua_autotune.model.job import SILENT_SECONDS, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN, LOOK_SECONDS, MOST_BETWEEN_LOOKS_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_wire.messages import LEASE_SECONDS
 from tests.autotune.support import Ranks, make_spec, stored_jobs
 from tests.autotune.tuning.test_gone import events, run
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.model.job import LEASE_SECONDS
 from bagua_client.environment import Environment
-from bagua_client.reporter.conversation import (
-    PROGRESS_SECONDS,
-    RENEWAL_SECONDS,
-    STANDSTILL_SECONDS,
-    Renewal,
-)
+from bagua_client.reporter.conversation import PROGRESS_SECONDS, STANDSTILL_SECONDS, Renewal
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.client import Progress, StepTimes
 from bagua_client.service.connection import LATE_PAUSE_SECONDS
 from bagua_client.service.transport import WHOLE_SECONDS
+from bagua_wire.messages import LEASE_SECONDS, RENEWAL_SECONDS
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.reporter.test_reporter import DESCRIPTION, SMALL, tell, tuned, wait_for
 

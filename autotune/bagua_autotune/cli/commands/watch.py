@@ -17,9 +17,9 @@ from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.characters import clean
-from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.errors import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
+from bagua_wire.messages import BEING_TUNED
 from bagua_wire.words import describe
 
 POLL_SECONDS = 1.0

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS, JobPhase
+from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
@@ -22,6 +22,7 @@ from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow,
 from bagua_autotune.store.errors import DISK_FULL, JobLives, UnknownJob, trouble
 from bagua_autotune.store.maintenance import kept_copies
 from bagua_autotune.store.rows import locked_row
+from bagua_wire.messages import JobPhase
 
 logger = logging.getLogger(__name__)
 
