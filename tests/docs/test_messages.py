@@ -31,7 +31,7 @@ BLANKS = re.compile(r"\.\.\.|%[sdgr]|%\.\df|\x00")
 def sources() -> tuple[str, ...]:
     """Every text of the packages, in an f-string with a NUL for each value."""
     texts = []
-    for package in ("autotune/bagua_autotune", "client/bagua_client"):
+    for package in ("autotune", "client"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
