@@ -237,8 +237,8 @@ def test_every_variable_of_the_sources_is_known_and_no_other() -> None:
     root = Path(bagua_client.__file__).parents[2]
     texts = [
         path.read_text()
-        for package in ("client/bagua_client", "autotune/bagua_autotune")
-        for path in (root / package).rglob("*.py")
+        for side in ("client", "autotune")
+        for path in (root / side).rglob("*.py")
         if path.name != "environment.py"
     ]
     texts.append(inspect.getsource(Environment._read))

@@ -365,6 +365,15 @@ def test_the_list_of_commands_says_what_their_own_help_says(name: str, sentence:
     assert sentence in " ".join(run(name, "--help").output.split())
 
 
+def test_without_the_simulator_a_profile_is_refused_in_a_sentence(
+    source: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bagua_autotune.cli.commands.export.hung_in", lambda group: {})
+    result = run("export", "old", "--profile", *source)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: the simulator writes --profile, and is not installed\n"
+
+
 def test_one_training_in_several_lives_is_one_line_and_shown_with_all(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'a.db'}"
     tuner = Tuner(Store(database))
