@@ -7,7 +7,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.text import describe_left, describe_seconds, describe_speedup
-from bagua_wire.words import describe
 
 
 @pytest.mark.parametrize(
@@ -56,9 +55,3 @@ def test_an_interval_without_a_width_is_not_one() -> None:
     assert describe_speedup(1.2, 1.1, 1.3) == "1.20x (1.10 to 1.30)"
     assert describe_speedup(1.2, 1.2, 1.2) == "1.20x"
     assert describe_speedup(1.2, None, 1.3) == "1.20x"
-
-
-def test_what_changes_the_numbers_is_said_wherever_it_is_in_use() -> None:
-    said = describe({"bucket_bytes": 4 << 20, "hierarchical": "off", "wire_precision": "bf16"})
-    assert said == "bucket 4 MiB, flat, bf16 on the wire (changes the numbers)"
-    assert describe({"bucket_bytes": 4 << 20, "wire_precision": "as_is"}) == "bucket 4 MiB"
