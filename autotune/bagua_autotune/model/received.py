@@ -29,7 +29,7 @@ class _Checked:
         self._kinds = kinds
 
     def __get_pydantic_core_schema__(
-        self, record: Any, handler: GetCoreSchemaHandler, TypeAdapter
+        self, record: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         checked = [
             core_schema.dataclass_field(name, handler.generate_schema(kind), kw_only=True)
