@@ -23,11 +23,10 @@ from typing import Literal
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import Phase, chained, inside, parts, reached, reduction
 from bagua_simulator.sharded import BACKWARD_SHARE, ShardedSimulator, Unit
-from bagua_simulator.simulator import Layouts, Simulator
+from bagua_simulator.simulator import Layouts, Simulator, channels_of
 from bagua_simulator.step import Message, Step
 from bagua_simulator.workload import Workload
 from bagua_wire.configuration import Configuration, Value
-from bagua_wire.knob_kinds import check_number
 
 Moment = Literal["ready", "begin", "end", "apart"]
 Pattern = Literal["sum", "chunks", "ring", "pair"]
@@ -202,7 +201,7 @@ class Replicas:
         if configuration.get("wire_precision", "as_is") != "as_is":
             raise ValueError("only gradients that are summed up travel at another precision")
         workload, cluster = self.simulator.workload, self.simulator.cluster
-        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
+        channels = channels_of(configuration)
         messages = [
             self._message(ready_seconds, size_bytes, configuration, channels)
             for ready_seconds, size_bytes in self._travelling(configuration)

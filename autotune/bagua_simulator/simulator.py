@@ -173,7 +173,7 @@ class Simulator:
     def sent_bytes(self, configuration: Mapping[str, Value]) -> float:
         """What crosses each node's link in a step, in each direction; arguments and errors as of
         :meth:`step_seconds`."""
-        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
+        channels = channels_of(configuration)
         return sum(
             phase.bytes
             for bucket in self._layouts.cut(configuration)
@@ -252,7 +252,7 @@ class Simulator:
         disturbance: _Disturbance | None,
         ready: NDArray[np.float64] | None = None,
     ) -> Trace:
-        channels = check_number("channels", configuration.get("channels", 1), at_least=1)
+        channels = channels_of(configuration)
         times = self.workload.ready_seconds if ready is None else ready.tolist()
         messages = []
         for bucket in buckets:
@@ -298,6 +298,14 @@ class _Disturbance:
             replace(phase, seconds=phase.seconds * factor, bytes=phase.bytes * factor)
             for phase, factor in zip(phases, factors.tolist(), strict=True)
         )
+
+
+def channels_of(configuration: Mapping[str, Value]) -> int:
+    """Raises ValueError unless it is a positive number."""
+    channels = configuration.get("channels", 1)
+    if not isinstance(channels, int) or channels < 1:
+        raise ValueError(f"channels is {channels!r}; it must be a positive number")
+    return channels
 
 
 def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:

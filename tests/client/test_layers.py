@@ -19,7 +19,7 @@ PACKAGE = Path(bagua_client.__file__).parent
 TORCHS = {"torch_private"}
 THREADS = {"threads"}
 KNOWN = {"configuration", "configuration_file", "environment", "knob_choices", "layout"}
-TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
+TOLD = {"announcement", "callbacks", "result_line", "tuning"}
 # What each folder, and each module beside the folders, may import of the others.
 BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
@@ -39,7 +39,6 @@ LAYERS = {
     "callbacks": {"tuning"},
     "result_line": {"tuning"},
     "announcement": set[str](),
-    "profile": set[str](),
     "communication": {"compression", "configuration", *THREADS, *TORCHS},
     "algorithms": BUCKETS,
     "environment": {"algorithms", "configuration", "knob_choices"},
@@ -47,7 +46,7 @@ LAYERS = {
     "reducer": TUNABLE,
     "sharded": TUNABLE,
     "zero": TUNABLE,
-    "measuring": {"profile", *TUNABLE},
+    "measuring": TUNABLE,
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {
         "service",

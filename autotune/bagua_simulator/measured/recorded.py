@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.measured.computing import ProfiledStep, fit_computing
@@ -15,6 +15,7 @@ from bagua_simulator.measured.traffic import (
     MeasuredStep,
     StepTimes,
     Traffic,
+    checked,
     step_times_of,
     traffic_of,
     way_and_channels,
@@ -52,7 +53,9 @@ class Record(BaseModel):
     format: Literal["bagua-autotune profile"] = "bagua-autotune profile"
     job: str = Field(min_length=1, max_length=200)
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(min_length=1)
-    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
+    tensors: tuple[Annotated[Tensor, AfterValidator(checked)], ...] = Field(
+        min_length=1, max_length=100_000
+    )
     forward_seconds: Seconds
     ready_seconds: tuple[Seconds, ...]
     version: Literal[3] = 3

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import cast, get_args
+from typing import Annotated, TypeVar, cast, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bagua_simulator.collectives import Way
 from bagua_simulator.measured.computing import ProfiledStep
@@ -27,6 +27,16 @@ from bagua_wire.profile import BucketTiming
 
 # Of each step the first so many: thousands more add little and take long to fit.
 MOST_BUCKETS = 100
+T = TypeVar("T")
+
+
+def checked(record: T) -> T:
+    """One of the wire's records, read from a file. Raises ValueError unless all products of its
+    numbers are finite and none is negative."""
+    for name, value in vars(record).items():
+        if not isinstance(value, str) and not 0 <= value <= 2**53:
+            raise ValueError(f"{name} is {value}; it must be from 0 to 2^53")
+    return record
 
 
 class Traffic(BaseModel):
@@ -47,7 +57,9 @@ class Traffic(BaseModel):
     channels: int = Field(default=1, ge=1, le=2**53)
     steps: int = Field(default=1, ge=1, le=2**53)
     spread: float = Field(default=0.0, ge=0, le=1e3)
-    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=100_000)
+    buckets: tuple[Annotated[BucketTiming, AfterValidator(checked)], ...] = Field(
+        min_length=1, max_length=100_000
+    )
 
     @property
     def is_measured(self) -> bool:
