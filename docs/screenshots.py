@@ -24,8 +24,7 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
-from bagua_simulator.cluster import Cluster
-from bagua_simulator.units import parse_bandwidth
+from bagua_simulator.cluster import Cluster, parse_bandwidth
 from bagua_simulator.workloads import load
 from tests.autotune.server import ServeProcess
 from tests.autotune.simulated_job import SimulatedJob

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bagua_simulator.cluster import Cluster
+from bagua_simulator.cluster import Cluster, parse_bandwidth
 from bagua_simulator.simulator import Simulator
-from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workloads import load
 
 # A fixed set: what was measured on these cases stays comparable when the catalog grows.

@@ -1,10 +1,13 @@
-"""The machines and the links between them."""
+"""The machines and the links between them, and a link's figures as people write them: ``25Gbit``,
+``100us``."""
 
 from __future__ import annotations
 
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Link = Literal["network", "inside"]
 # The share of its rate that a link loses to congestion for each further flow.
@@ -80,6 +83,66 @@ class Cluster:
         return full[link] / (1 + SHARING_LOSS * (flows - 1))
 
     @property
+    def link(self) -> str:
+        """The link between nodes in words, ``25 Gbit/s, 100 us``; empty of one node."""
+        bandwidth = describe_bandwidth(self.bandwidth_bytes_per_second)
+        return f"{bandwidth}, {describe_duration(self.latency_seconds)}" * (self.nodes > 1)
+
+    @property
     def is_hierarchical(self) -> bool:
         """Whether something can be reduced inside a node before it is sent to others."""
         return self.nodes > 1 and self.ranks_per_node > 1
+
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BANDWIDTH = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(bit|bps|B)(?:/s)?")
+_DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_DURATION = re.compile(r"([0-9.]+(?:e-?[0-9]+)?)\s*(ns|us|µs|ms|s)")
+
+
+def parse_bandwidth(text: str) -> float:
+    """Return the bytes per second of ``25Gbit``, ``200Mbit/s``, ``100Gbps``, ``1GB`` or ``1GB/s``.
+
+    Prefixes are powers of 1000, as usual in networking.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    value, prefix, unit = _read(_BANDWIDTH, text, "bandwidth; write it like 25Gbit, 200Mbit or 1GB")
+    return value * _PREFIXES[prefix] / (1 if unit == "B" else 8)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``100us``, ``2ms`` or ``0.5s``.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    value, unit = _read(_DURATION, text, "latency; write it like 100us or 2ms")
+    return value * _DURATIONS[unit]
+
+
+def describe_bandwidth(bytes_per_second: float) -> str:
+    """Return a bandwidth in words, such as ``25 Gbit/s``."""
+    bits = bytes_per_second * 8
+    for prefix in ("T", "G", "M", "k"):
+        if bits >= _PREFIXES[prefix]:
+            return f"{bits / _PREFIXES[prefix]:.3g} {prefix}bit/s"
+    return f"{bits:.3g} bit/s"
+
+
+def describe_duration(seconds: float) -> str:
+    """Return a duration in words, such as ``100 us``."""
+    for unit in ("s", "ms"):
+        if seconds >= _DURATIONS[unit]:
+            return f"{seconds / _DURATIONS[unit]:.3g} {unit}"
+    return f"{seconds / _DURATIONS['us']:.3g} us"
+
+
+def _read(pattern: re.Pattern[str], text: str, what: str) -> tuple[Any, ...]:
+    """The number, which is positive, and the pattern's other groups."""
+    found = pattern.fullmatch(text.strip())
+    with suppress(ValueError):
+        if found and 0 < float(found[1]) < math.inf:
+            return float(found[1]), *found.groups()[1:]
+    raise ValueError(f"{text!r} is no {what}")

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 from bagua_simulator.simulator import Simulator
-from bagua_simulator.units import describe_bandwidth, describe_duration
 from bagua_wire.configuration import Configuration
 from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES
@@ -56,13 +55,8 @@ class Sweep:
     def title(self) -> str:
         """A title such as ``vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us``."""
         cluster = self.simulator.cluster
-        title = (
-            f"{self.simulator.workload.name} on {cluster.nodes} x {cluster.ranks_per_node} ranks"
-        )
-        if cluster.nodes == 1:
-            return title
-        bandwidth = describe_bandwidth(cluster.bandwidth_bytes_per_second)
-        return f"{title}, {bandwidth}, {describe_duration(cluster.latency_seconds)}"
+        ranks = f"{cluster.nodes} x {cluster.ranks_per_node} ranks"
+        return ", ".join(filter(None, (f"{self.simulator.workload.name} on {ranks}", cluster.link)))
 
 
 def sweep(simulator: Simulator) -> Sweep:

@@ -149,11 +149,7 @@ COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
 LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
 MEMORY_KNOBS = (
-    BUCKET_KNOB,
-    CHANNELS_KNOB,
-    "kept_units",
-    "prefetch",
-    "scatter_buffers",
+    *(BUCKET_KNOB, CHANNELS_KNOB, "kept_units", "prefetch", "scatter_buffers"),
     PREFETCH_BYTES_KNOB,
 )
 """Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""

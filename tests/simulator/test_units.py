@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_simulator.units import (
+from bagua_simulator.cluster import (
     describe_bandwidth,
     describe_duration,
     parse_bandwidth,

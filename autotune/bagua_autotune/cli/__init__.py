@@ -31,11 +31,8 @@ COMMANDS = {
     "restore": "Put FILE, a copy that backup made, in the place of the SQLite database.",
     "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
-MODULES = {
-    "backup": "maintenance",
-    "restore": "maintenance",
-    "doctor": "maintenance",
-}  # the others are named after the command
+MODULES = dict.fromkeys(("backup", "restore", "doctor"), "maintenance")
+"""The other commands have modules of their names."""
 OF_OUR_PACKAGES = {
     "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
     "algorithm.",

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetPydanticSchema,
     TypeAdapter,
     model_validator,
 )
@@ -126,25 +127,19 @@ def is_ordered(knob: str, domain: Domain) -> bool:
     )
 
 
-class _AsObject:
-    """Lets pydantic read and write a configuration: an object on the wire."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        values = handler.generate_schema(dict[str, Value])
-        read = core_schema.no_info_after_validator_function(Configuration, values)
-        is_one = core_schema.is_instance_schema(Configuration)
-        return core_schema.json_or_python_schema(
-            json_schema=read,
-            python_schema=core_schema.union_schema([is_one, read]),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                dict, return_schema=values
-            ),
-        )
+def _as_object(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    values = handler.generate_schema(dict[str, Value])
+    read = core_schema.no_info_after_validator_function(Configuration, values)
+    is_one = core_schema.is_instance_schema(Configuration)
+    return core_schema.json_or_python_schema(
+        json_schema=read,
+        python_schema=core_schema.union_schema([is_one, read]),
+        serialization=core_schema.plain_serializer_function_ser_schema(dict, return_schema=values),
+    )
 
 
-ConfigurationField = Annotated[Configuration, _AsObject]
-"""A configuration in what pydantic reads or writes."""
+ConfigurationField = Annotated[Configuration, GetPydanticSchema(_as_object)]
+"""A configuration in what pydantic reads or writes: an object on the wire."""
 
 
 def numbers_changed(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    TypeAdapter,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from bagua_autotune.model.characters import without_nul
@@ -18,44 +25,36 @@ Label = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(witho
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class _Checked:
+def _checked(**kinds: Any) -> GetPydanticSchema:
     """Lets pydantic make a record of the wire from an object that has its fields and no other.
 
     Args:
         kinds: what each field may be.
     """
 
-    def __init__(self, **kinds: Any) -> None:
-        self._kinds = kinds
-
-    def __get_pydantic_core_schema__(
-        self, record: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def schema(record: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         checked = [
             core_schema.dataclass_field(name, handler.generate_schema(kind), kw_only=True)
-            for name, kind in self._kinds.items()
+            for name, kind in kinds.items()
         ]
         return core_schema.dataclass_schema(
             record,
             core_schema.dataclass_args_schema(record.__name__, checked),
-            [field.name for field in fields(record)],
-            config={
-                "strict": True,
-                "extra_fields_behavior": "forbid",
-                "allow_inf_nan": False,
-            },
-            # Else it had to be a record already.
-            strict=False,
+            list(kinds),
+            config={"strict": True, "extra_fields_behavior": "forbid", "allow_inf_nan": False},
+            strict=False,  # Else it had to be a record already.
         )
+
+    return GetPydanticSchema(schema)
 
 
 _SPAN = {"bytes": Number, "started_seconds": Seconds, "ended_seconds": Seconds}
 ReceivedTensor = Annotated[
-    Tensor, _Checked(name=Label, elements=Number, bytes=Number, dtype=Label, group=Label)
+    Tensor, _checked(name=Label, elements=Number, bytes=Number, dtype=Label, group=Label)
 ]
-ReceivedBucket = Annotated[BucketTiming, _Checked(**_SPAN)]
+ReceivedBucket = Annotated[BucketTiming, _checked(**_SPAN)]
 ReceivedGather = Annotated[
-    GatherTiming, _Checked(tensor=Annotated[int, Field(ge=0, lt=MOST_BUCKETS)], **_SPAN)
+    GatherTiming, _checked(tensor=Annotated[int, Field(ge=0, lt=MOST_BUCKETS)], **_SPAN)
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import print_table, say, times
-from bagua_simulator import Cluster, Simulator
+from bagua_simulator import Simulator
 from bagua_simulator.algorithms import (
     ALGORITHMS,
     CHANNELS,
@@ -20,7 +20,6 @@ from bagua_simulator.algorithms import (
     Outcome,
     fastest,
 )
-from bagua_simulator.units import describe_bandwidth, describe_duration
 from bagua_wire.configuration import Configuration
 from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.knobs import ALGORITHM_KNOB
@@ -53,20 +52,13 @@ def _row(outcome: Outcome, default: Outcome) -> list[str]:
     cluster = outcome.cluster
     return [
         f"{cluster.nodes} x {cluster.ranks_per_node}",
-        _link(cluster),
+        cluster.link or "-",
         outcome.way,
         f"{outcome.step_seconds * 1e3:.4g}",
         f"{outcome.exposed_share:.0%}",
         times(default.step_seconds / outcome.step_seconds),
         _setting(outcome),
     ]
-
-
-def _link(cluster: Cluster) -> str:
-    if cluster.nodes == 1:
-        return "-"
-    bandwidth = describe_bandwidth(cluster.bandwidth_bytes_per_second)
-    return f"{bandwidth}, {describe_duration(cluster.latency_seconds)}"
 
 
 def _setting(outcome: Outcome) -> str:
@@ -87,7 +79,8 @@ def _advice(outcomes: Sequence[Outcome]) -> str:
         "of all": fastest(outcomes),
     }
     words = "; ".join(f"{among}: {_words(outcome)}" for among, outcome in best.items())
-    return f"{cluster.nodes} x {cluster.ranks_per_node}, {_link(cluster)}: fastest {words}"
+    place = f"{cluster.nodes} x {cluster.ranks_per_node}, {cluster.link or '-'}"
+    return f"{place}: fastest {words}"
 
 
 def _words(outcome: Outcome) -> str:

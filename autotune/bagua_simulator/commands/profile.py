@@ -11,11 +11,7 @@ from bagua_simulator.measured.recorded import summarise
 
 
 def profile(reader: Reader, job: JobOverview) -> str:
-    """The record of a job, as text.
-
-    Raises:
-        ClickException: no step of it was profiled.
-    """
+    """The record of a job, as text. Raises ClickException if no step of it was profiled."""
     id, name = job.job.id, job.job.name
     profiles, observations = reader.profiles(id), reader.observations(id)
     trials = {trial.index: trial for trial in reader.trials(id)}  # Last: new ones may be there now.

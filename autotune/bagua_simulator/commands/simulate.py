@@ -8,23 +8,23 @@ from dataclasses import replace
 from itertools import product
 from math import isinf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.algorithms import compare
-from bagua_simulator.commands.compared import show_comparison
-from bagua_simulator.measured.fitting import fit_record
-from bagua_simulator.measured.recorded import Record, RecordError, load_record
-from bagua_simulator.sweep import PlotError, Point, Sweep, plot, sweep
-from bagua_simulator.units import (
+from bagua_simulator.cluster import (
     describe_bandwidth,
     describe_duration,
     parse_bandwidth,
     parse_duration,
 )
+from bagua_simulator.commands.compared import show_comparison
+from bagua_simulator.measured.fitting import fit_record
+from bagua_simulator.measured.recorded import Record, RecordError, load_record
+from bagua_simulator.sweep import PlotError, Point, Sweep, plot, sweep
 from bagua_simulator.workloads import CATALOG, load
 from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.words import describe, describe_knob
@@ -88,11 +88,11 @@ def simulators_of(model: str, asked: Sequence[Asked]) -> list[Simulator]:
         ValueError: a cluster cannot be.
     """
     if model in CATALOG:
-        clusters = [_cluster(*each) for each in asked]
+        clusters = [_cluster(each) for each in asked]
         return [Simulator(load(model), cluster) for cluster in _different(clusters)]
     record = load_record(_file(model))
-    measured = _measured(record, asked[0].bandwidth, asked[0].latency)
-    clusters = [_changed(measured, *each) for each in asked]
+    measured = _measured(record, asked[0])
+    clusters = [_changed(measured, each) for each in asked]
     return [record.simulator(cluster) for cluster in _different(clusters)]
 
 
@@ -113,45 +113,37 @@ def _file(model: str) -> Path:
     return path
 
 
-def _cluster(
-    nodes: int | None, ranks_per_node: int | None, bandwidth: float | None, latency: float | None
-) -> Cluster:
+def _cluster(asked: Asked) -> Cluster:
     """The cluster that the options name."""
-    if nodes is None or ranks_per_node is None or bandwidth is None or latency is None:
+    if None in asked:
         raise click.UsageError(
             f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
         )
-    return Cluster(nodes, ranks_per_node, bandwidth, latency, is_nccl=True)
+    return Cluster(*cast(tuple[int, int, float, float], asked), is_nccl=True)
 
 
-def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
+def _measured(record: Record, asked: Asked) -> Cluster:
     """The cluster that the job ran on; if nothing was measured, a usual one with this network."""
     try:
         return fit_record(record).cluster
     except ValueError as error:
-        if bandwidth is None or latency is None:
+        if asked.bandwidth is None or asked.latency is None:
             raise click.UsageError(f"{error}; give --bandwidth and --latency") from error
-        return Cluster(*record.shape, bandwidth, latency, is_nccl=record.is_nccl)
+        return Cluster(*record.shape, asked.bandwidth, asked.latency, is_nccl=record.is_nccl)
 
 
-def _changed(
-    measured: Cluster,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    bandwidth: float | None,
-    latency: float | None,
-) -> Cluster:
+def _changed(measured: Cluster, asked: Asked) -> Cluster:
     """The job's cluster with what the options change."""
-    if measured.nodes == 1 and (nodes or 1) > 1 and (bandwidth is None or latency is None):
+    if measured.nodes == 1 and (asked.nodes or 1) > 1 and None in asked[2:]:
         raise click.UsageError("the job ran on one node; more need --bandwidth and --latency")
     return replace(
         measured,
-        nodes=nodes or measured.nodes,
-        ranks_per_node=ranks_per_node or measured.ranks_per_node,
-        bandwidth_bytes_per_second=bandwidth or measured.bandwidth_bytes_per_second,
-        latency_seconds=latency or measured.latency_seconds,
+        nodes=asked.nodes or measured.nodes,
+        ranks_per_node=asked.ranks_per_node or measured.ranks_per_node,
+        bandwidth_bytes_per_second=asked.bandwidth or measured.bandwidth_bytes_per_second,
+        latency_seconds=asked.latency or measured.latency_seconds,
         # A link that was named is one, and not what the cores copy.
-        together=measured.together if bandwidth is None else 1.0,
+        together=measured.together if asked.bandwidth is None else 1.0,
     )
 
 

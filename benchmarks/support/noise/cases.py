@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bagua_simulator import Simulator
-from bagua_simulator.cluster import Cluster
+from bagua_simulator.cluster import Cluster, parse_bandwidth
 from bagua_simulator.collectives import Phase
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Bucket
-from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workload import FLOAT_BYTES, Architecture, Layer, Workload
 from bagua_simulator.workloads import architecture
 from bagua_wire.configuration import Value
