@@ -139,7 +139,7 @@ class Bench:
     def search(self, most_runs: int) -> tuple[Configuration, list[Run]]:
         """What a search finds, and its runs."""
         print(f"a search with at most {most_runs} runs", file=sys.stderr, flush=True)
-        search = SystemSearch(self.space, self.run, most_runs, TIMEOUT_SECONDS, self._seed)
+        search = SystemSearch(self.space, self.run, most_runs, TIMEOUT_SECONDS)
         return search.find().configuration, search.runs
 
     def in_turns(

@@ -409,18 +409,22 @@ def too_large(trials: Sequence[Trial]) -> list[Configuration]:
     ]
 
 
-def needs_as_much(candidate: Configuration, other: Configuration) -> bool:
+def _memory_rank(knob: str, value: Value) -> float:
+    """A number that is larger if a value takes more memory; NaN: that is not known."""
+    return value if knob in MEMORY_KNOBS and isinstance(value, int) else math.nan
+
+
+def needs_as_much(
+    candidate: Configuration,
+    other: Configuration,
+    rank: Callable[[str, Value], float] = _memory_rank,
+) -> bool:
     """Whether a configuration surely needs as much memory as another one: they differ only in knobs
     of which more costs more, and it has at least as much of each."""
     return candidate.keys() == other.keys() and all(
-        _is_at_least(knob, candidate[knob], other[knob]) for knob in candidate
+        value == other[knob] or rank(knob, value) >= rank(knob, other[knob])
+        for knob, value in candidate.items()
     )
-
-
-def _is_at_least(knob: str, value: Value, other: Value) -> bool:
-    if knob in MEMORY_KNOBS and isinstance(value, int) and isinstance(other, int):
-        return value >= other
-    return value == other
 
 
 def _most_measured(trials: Sequence[Trial]) -> int:

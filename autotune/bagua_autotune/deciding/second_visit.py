@@ -93,11 +93,10 @@ def _level(model: Predictor, measured: Sequence[Trial], scale: float) -> float:
 
 def _expected_gain(model: Predictor, members: Sequence[Configuration], lowest: float) -> float:
     """By how much the best of a level is expected to be faster than the best so far."""
-    from scipy.stats import norm  # here: takes long to import
+    from bagua_autotune.search.process import expected_improvements  # here: takes long to import
 
     means = model.predict(members)
     place = int(np.argmin(means))
     deviations = np.asarray(model.deviations([members[place]]))
     error = max(float(np.sqrt(np.square(deviations).sum())), model.misfit, 1e-6)
-    below = (lowest - float(means[place])) / error
-    return error * float(below * norm.cdf(below) + norm.pdf(below))
+    return float(expected_improvements(means[[place]] - lowest, np.array([error]))[0])

@@ -82,14 +82,23 @@ def confirm(round_: Round, winner: Configuration) -> Confirmation:
         return Confirmation(None, gain)
     if gain is None:  # most were in bad moments
         return Confirmation(upcoming if pairs < MOST_PAIRS else None)
-    is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
     # A lucky block of the default is not the end of what the search saw clearly.
     is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
     goes_on = is_hopeful or is_promised
     if pairs >= MOST_PAIRS:
         goes_on = pairs == MOST_PAIRS and gain.center > PROMISE * scale
-    return Confirmation(upcoming) if is_undecided and goes_on else Confirmation(None, gain)
+    is_over = not (goes_on and is_undecided(gain, scale))
+    return Confirmation(None, gain) if is_over else Confirmation(upcoming)
+
+
+def is_undecided(gain: Interval, scale: float = 1.0) -> bool:
+    """Whether a gain may be none, and may be one that matters.
+
+    Args:
+        scale: the difference of costs that is a gain of 100 %.
+    """
+    return gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
 
 
 def _clear_gain(round_: Round, winner: Configuration) -> Interval | None:

@@ -184,7 +184,8 @@ def difference(
     fit = _fit(blocks, is_first, positions)
     inside = _error_inside(blocks)
     expected = inside**2 + (USUAL_BETWEEN * scale) ** 2
-    between, degrees = _between(fit.squares, fit.degrees, repeats, expected)
+    others = [[block.center for block in group] for group in repeats]
+    between, degrees = spread_of_repeats(others, expected, fit.squares, fit.degrees)
     quantile = _student_quantile(degrees, CONFIDENCE_OF_LOOKS)
     half_width = fit.factor * quantile * max(between, inside)
     held = [fit.center - half_width, fit.center + half_width]
@@ -244,19 +245,19 @@ def _fit(
     )
 
 
-def _between(
-    squares: float, degrees: float, repeats: Sequence[Sequence[Estimate]], expected: float
+def spread_of_repeats(
+    repeats: Sequence[Sequence[float]], expected: float, squares: float = 0.0, degrees: float = 0.0
 ) -> tuple[float, float]:
-    """By how much blocks of one configuration differ, as a standard deviation, and how many degrees
+    """By how much costs of one configuration differ, as a standard deviation, and how many degrees
     of freedom that rests on.
 
     Args:
-        squares, degrees: what a fit left over, and of how many blocks.
-        repeats: see ``difference``.
-        expected: the variance that is guessed; it counts as ``PRIOR_BLOCKS`` blocks.
+        repeats: the costs of each configuration.
+        expected: the variance that is guessed; it counts as ``PRIOR_BLOCKS`` costs.
+        squares, degrees: what a fit of others left over, and of how many.
     """
     for group in repeats:
-        spread = [block.center - group[0].center for block in group]
+        spread = [cost - group[0] for cost in group]
         squares += sum((offset - fmean(spread)) ** 2 for offset in spread)
         degrees += len(group) - 1
     degrees += PRIOR_BLOCKS

@@ -1,13 +1,8 @@
 """Bayesian optimisation: a Gaussian process that starts from the cost model's predictions.
 
-scikit-optimize provides the kernel and the expected improvement. The improvement is computed for
-every candidate, relative to the lowest posterior mean instead of the luckiest measurement, and
-weighed against the cost of trying the candidate.
-
-Its ``Optimizer`` (ask and tell) and its ``Space`` are not used. They draw points from a box of
-independent dimensions, while only a finite list of candidates may be tried here; they compare with
-the lowest cost told, and know no error of each cost, no prior mean and no cost of a trial. And an
-optimizer lives for a whole search, a searcher for one decision.
+The improvement is computed for every candidate, relative to the lowest posterior mean instead of
+the luckiest measurement, and weighed against the cost of trying the candidate. What of it is
+scikit-optimize's, and what is not, says ``process.py``.
 """
 
 from __future__ import annotations

@@ -93,30 +93,8 @@ class Posterior:
 
     @cached_property
     def improvements(self) -> Floats:
-        """How far below the best so far each point is expected to be (Jones, Schonlau and Welch,
-        "Efficient global optimization", 1998, eq. 15).
-
-        The difference from the best so far counts, not each cost by itself: measuring that one
-        once more improves nothing.
-        """
-        from skopt.acquisition import gaussian_ei
-
-        process, best = self._process, self.incumbent
-        variances = process.variances + process.variances[best] - 2 * process.covariances(best)
-        deviations = np.sqrt(np.maximum(variances, 0.0))
-        difference = _Difference(self.means - self.lowest, deviations)
-        found: Floats = gaussian_ei(self.means, difference, y_opt=0.0, xi=0.0)
-        return found
-
-
-class _Difference(NamedTuple):
-    """The points' extra cost over the best so far, in the form that skopt expects of a process."""
-
-    means: Floats
-    deviations: Floats
-
-    def predict(self, _points: Floats, return_std: bool = True) -> tuple[Floats, Floats]:
-        return self.means, self.deviations
+        """How far below the best so far each point is expected to be."""
+        return self._process.improvements(self.incumbent)
 
 
 def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:

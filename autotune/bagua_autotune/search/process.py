@@ -1,22 +1,29 @@
 """The Gaussian process: with a prior mean, and with its settings chosen from a grid.
 
+What scikit-optimize has is used where it serves: the kernel and the expected improvement. Three
+things are ours. Its ``Optimizer`` and ``Space`` draw points from a box of independent dimensions,
+while only a finite list of candidates may be tried here; they compare with the lowest cost told,
+and know no error of each cost, no prior mean and no cost of a trial; and an optimizer lives for a
+whole search, a searcher for one decision. Its regressor works out the kernel of all points again
+for every setting and every question, and checks and copies what it is given, which took several
+times as long as the mathematics. And whole runs of a command are too few for a kernel in which all
+settings act together: theirs is a sum of kernels (``bagua_autotune.system.additive``).
+
 Costs are logarithms of times (or parts of the default), so the size of amplitudes and noise is
 roughly known. A coarse grid finds settings as good as those of a gradient ascent on the likelihood,
 in a tenth of the time and without its extremes.
-
-The kernel is scikit-optimize's. Its regressor is not used: it works out the kernel of all points
-again for every setting and every question, and checks and copies what it is given, which took
-several times as long as the mathematics.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from skopt.acquisition import gaussian_ei
 from skopt.learning.gaussian_process.kernels import Matern
 
 from bagua_autotune.search.points import TIE, Floats, Points, Prior, Rows
@@ -43,11 +50,80 @@ class Settings(NamedTuple):
     repeat_error: float
 
 
-class CandidateProcess:
+class Process(ABC):
     """A process of the difference between the candidates' costs and a prior mean (Rasmussen and
     Williams, "Gaussian Processes for Machine Learning", chapters 2 and 5).
 
-    Candidates are given by their rows in the points, so the prior mean may be any function.
+    Candidates are given by their rows, so the prior mean may be any function.
+
+    Args:
+        rows: of those whose costs were measured, once for each cost.
+        residuals: of these costs, from the prior mean and the level.
+        covariance: of these costs, with their errors.
+        level: of all costs over the prior mean.
+        prior_means: of the candidates.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        residuals: Floats,
+        covariance: Floats,
+        level: float,
+        prior_means: Floats | float = 0.0,
+    ) -> None:
+        self._rows = rows
+        self.level = level
+        self._prior_means = prior_means
+        self._inverse = np.linalg.inv(covariance)
+        self._weights = self._inverse @ residuals
+
+    @cached_property
+    def means(self) -> Floats:
+        """Posterior means of the costs, shape (candidates,)."""
+        found: Floats = self._seen @ self._weights + self._prior_means + self.level
+        return found
+
+    @cached_property
+    def variances(self) -> Floats:
+        """Posterior variances of the costs, without the error of another measurement: shape
+        (candidates,)."""
+        learned = np.einsum("ij,ij->i", self._seen @ self._inverse, self._seen)
+        found: Floats = np.maximum(self._prior_variances() - learned, 0.0)
+        return found
+
+    def covariances(self, row: int) -> Floats:
+        """Posterior covariances of the costs of all candidates with that of one (eq. 2.24)."""
+        prior = self._prior(np.array([row]))[:, 0]
+        found: Floats = prior - self._seen @ (self._inverse @ self._seen[row])
+        return found
+
+    def improvements(self, best: int) -> Floats:
+        """How far below one candidate each is expected to be.
+
+        The difference from that one counts, not each cost by itself: measuring it once more
+        improves nothing.
+        """
+        variances = self.variances + self.variances[best] - 2 * self.covariances(best)
+        deviations = np.sqrt(np.maximum(variances, 0.0))
+        return expected_improvements(self.means - float(self.means[best]), deviations)
+
+    @cached_property
+    def _seen(self) -> Floats:
+        """Prior covariances of the costs of all candidates with those that were measured."""
+        return self._prior(self._rows)
+
+    @abstractmethod
+    def _prior(self, rows: Rows) -> Floats:
+        """Prior covariances of the costs of all candidates with some of them."""
+
+    @abstractmethod
+    def _prior_variances(self) -> Floats:
+        """Those of all candidates with themselves."""
+
+
+class CandidateProcess(Process):
+    """A process of the points' costs over what the cost model says of them.
 
     Args:
         points: of the candidates.
@@ -58,7 +134,6 @@ class CandidateProcess:
 
     Attributes:
         settings: chosen.
-        level: the costs' over the prior mean.
         loo_residuals, loo_variances: of each cost from what all others predict for it (eqs. 5.10
             to 5.12).
     """
@@ -67,53 +142,31 @@ class CandidateProcess:
         self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
     ) -> None:
         self._points = points
-        self._rows = rows
         count = len(points.inputs)
-        self._means = np.zeros(count) if prior is None else prior.means
+        prior_means = np.zeros(count) if prior is None else prior.means
         self._deviations = np.zeros((0, count)) if prior is None else prior.deviations
-        residuals = costs - self._means[rows]
-        self.level = float(np.median(residuals))
-        residuals -= self.level
+        residuals = costs - prior_means[rows]
+        level = float(np.median(residuals))
+        residuals -= level
         self._known = LEVEL_VARIANCE + self._deviations[:, rows].T @ self._deviations[:, rows]
-        self._variances = np.square(errors) + 1e-10
-        self.settings = self._choose(residuals, prior.misfit if prior else 0.0)
+        self._errors = np.square(errors) + 1e-10
+        self.settings = self._choose(rows, residuals, prior.misfit if prior else 0.0)
         shapes = self._shapes(points.inputs[rows], self.settings.size_scale)
-        self._inverse = np.linalg.inv(self._covariance(shapes, self.settings))
-        self._weights = self._inverse @ residuals
+        covariance = self._covariance(shapes, self.settings)
+        super().__init__(rows, residuals, covariance, level, prior_means)
         diagonal = np.diag(self._inverse)
         self.loo_residuals = self._weights / diagonal
         self.loo_variances = 1.0 / diagonal
-
-    @cached_property
-    def means(self) -> Floats:
-        """Posterior means of the costs, shape (candidates,)."""
-        found: Floats = self._seen @ self._weights + self._means + self.level
-        return found
-
-    @cached_property
-    def variances(self) -> Floats:
-        """Posterior variances of the costs, without the error of another measurement: shape
-        (candidates,)."""
-        alone = LEVEL_VARIANCE + np.square(self._deviations).sum(axis=0)
-        learned = np.einsum("ij,ij->i", self._seen @ self._inverse, self._seen)
-        found: Floats = np.maximum(alone + self.settings.amplitude**2 - learned, 0.0)
-        return found
-
-    def covariances(self, row: int) -> Floats:
-        """Posterior covariances of the costs of all candidates with that of one (eq. 2.24)."""
-        prior = self._prior(np.array([row]))[:, 0]
-        found: Floats = prior - self._seen @ (self._inverse @ self._seen[row])
-        return found
-
-    @cached_property
-    def _seen(self) -> Floats:
-        """Prior covariances of the costs of all candidates with those that were measured."""
-        return self._prior(self._rows)
 
     def _prior(self, rows: Rows) -> Floats:
         known = LEVEL_VARIANCE + self._deviations.T @ self._deviations[:, rows]
         shapes = self._shapes(self._points.inputs[rows], self.settings.size_scale, is_whole=True)
         found: Floats = known + self.settings.amplitude**2 * shapes
+        return found
+
+    def _prior_variances(self) -> Floats:
+        alone = LEVEL_VARIANCE + np.square(self._deviations).sum(axis=0)
+        found: Floats = alone + self.settings.amplitude**2
         return found
 
     def _shapes(self, inputs: Floats, size_scale: float, is_whole: bool = False) -> Floats:
@@ -126,10 +179,10 @@ class CandidateProcess:
     def _covariance(self, shapes: Floats, settings: Settings) -> Floats:
         """That of the measured costs."""
         found: Floats = self._known + settings.amplitude**2 * shapes
-        found[np.diag_indices_from(found)] += self._variances + settings.repeat_error**2
+        found[np.diag_indices_from(found)] += self._errors + settings.repeat_error**2
         return found
 
-    def _choose(self, residuals: Floats, misfit: float) -> Settings:
+    def _choose(self, rows: Rows, residuals: Floats, misfit: float) -> Settings:
         """The settings of the highest likelihood.
 
         Args:
@@ -140,19 +193,36 @@ class CandidateProcess:
         # The error of a wrong model changes fast with the size.
         is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
-        inputs = self._points.inputs[self._rows]
+        inputs = self._points.inputs[rows]
         shapes = {scale: self._shapes(inputs, scale) for scale in scales}
         best, lowest = Settings(AMPLITUDES[0], scales[0], REPEAT_ERRORS[0]), math.inf
         for usual, scale, error in product(AMPLITUDES, scales, REPEAT_ERRORS):
             settings = Settings(min(usual * factor, AMPLITUDES[-1]), scale, error)
-            value = _unlikelihood(self._covariance(shapes[scale], settings), residuals)
+            value = unlikelihood(self._covariance(shapes[scale], settings), residuals)
             value += 0.5 * math.log(usual / USUAL_AMPLITUDE) ** 2 / 2
             if value < lowest - TIE:
                 best, lowest = settings, value
         return best
 
 
-def _unlikelihood(covariance: Floats, residuals: Floats) -> float:
+class _Normal(NamedTuple):
+    """Costs in the form that skopt expects of a process."""
+
+    means: Floats
+    deviations: Floats
+
+    def predict(self, _points: Floats, return_std: bool = True) -> tuple[Floats, Floats]:
+        return self.means, self.deviations
+
+
+def expected_improvements(means: Floats, deviations: Floats) -> Floats:
+    """How far below zero normally distributed costs are expected to be, if at all (Jones, Schonlau
+    and Welch, "Efficient global optimization", 1998, eq. 15)."""
+    found: Floats = gaussian_ei(means, _Normal(means, deviations), y_opt=0.0, xi=0.0)
+    return found
+
+
+def unlikelihood(covariance: Floats, residuals: Floats) -> float:
     """The negative logarithm of the likelihood, but for a constant (eq. 5.8)."""
     root = np.linalg.cholesky(covariance)
     whitened = np.linalg.solve(root, residuals)

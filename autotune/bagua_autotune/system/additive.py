@@ -1,9 +1,9 @@
 """Predicts the cost of all settings from a few runs, mostly by adding the variables' effects.
 
 A few runs cannot show every combination of four or five variables. If effects add up, every run
-teaches something of every variable; a small part is left to joint effects. This is a Gaussian
-process with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes",
-2011).
+teaches something of every variable; a small part is left to joint effects. This is the Gaussian
+process of the service with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian
+processes", 2011).
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Space
-from bagua_autotune.search.points import TIE, first_best
+from bagua_autotune.search.points import TIE, Floats, Rows, first_best
+from bagua_autotune.search.posterior import Told
+from bagua_autotune.search.process import LEVEL_VARIANCE, Process, unlikelihood
 from bagua_wire.configuration import Configuration
 
-Floats = NDArray[np.float64]
-
-LEVEL_VARIANCE = 1.0
 # How much one variable may change the logarithm of a step's time: the middle value is the
 # likeliest, to a factor of e. And how much all together may change it beyond the sum of their
 # effects.
@@ -34,100 +31,83 @@ SWEEPS = 3
 LENGTH_SCALE = 0.7
 
 
-class Seen(NamedTuple):
-    """A measured cost."""
-
-    configuration: Configuration
-    cost: float
-    standard_error: float
-
-
-class AdditiveProcess:
+class AdditiveProcess(Process):
     """The process, fitted to the measured costs.
 
     Args:
         knobs: on which a cost depends.
         candidates: all that will be asked for, and all that were measured.
-        seen: the measured costs, at least one.
+        told: the measured costs, at least one.
     """
 
     def __init__(
-        self, knobs: Space, candidates: Sequence[Configuration], seen: Sequence[Seen]
+        self, knobs: Space, candidates: Sequence[Configuration], told: Sequence[Told]
     ) -> None:
+        self._knobs = knobs
+        self._candidates = candidates
         self._row_of = {candidate: row for row, candidate in enumerate(candidates)}
-        rows = [self._row_of[s.configuration] for s in seen]
-        parts = np.array([_alike(knob, candidates, rows) for knob in knobs])
-        self._costs = np.array([s.cost for s in seen])
-        self._noise = np.diag([s.standard_error**2 for s in seen])
-        settings = self._fitted(parts[:, rows])
-        kernel = _kernel(parts[:, rows], *settings) + self._noise
-        cross = _kernel(parts, *settings)
-        level = float(np.mean(self._costs))
-        solved = np.linalg.solve(kernel, cross.T)
-        self.means: Floats = level + cross @ np.linalg.solve(kernel, self._costs - level)
-        prior = LEVEL_VARIANCE + float(np.sum(settings[0] ** 2)) + settings[1] ** 2
-        self._variances: Floats = prior - np.einsum("ij,ji->i", cross, solved)
-        # Covariances with the measured ones: shape (candidates, seen).
-        self._covariances: Floats = cross - solved.T @ cross[rows].T
-        self._seen_rows = rows
+        rows = np.array([self._row_of[t.configuration] for t in told])
+        costs = np.array([t.cost for t in told])
+        level = float(np.mean(costs))
+        alike = self._alike(rows)[:, rows]
+        errors = np.diag([t.standard_error**2 for t in told])
+        self._amplitudes = _likeliest(alike, errors, costs - level)
+        covariance = _covariance(alike, self._amplitudes) + errors
+        super().__init__(rows, costs - level, covariance, level)
 
     def gains(self) -> Floats:
-        """How far each candidate is expected to be below the best measured one, if at all
-        (Jones, Schonlau and Welch, "Efficient global optimization", 1998, eq. 15)."""
-        from scipy.special import ndtr  # imported here, as it takes long
-
-        place = first_best(-self.means[self._seen_rows])
-        row = self._seen_rows[place]
-        # The uncertainty of the difference counts, not that of each cost.
-        variances = self._variances + self._variances[row] - 2 * self._covariances[:, place]
-        spread = np.sqrt(np.maximum(variances, 1e-12))
-        below = self.means[row] - self.means
-        scaled = below / spread
-        density = np.exp(-0.5 * scaled**2) / np.sqrt(2 * np.pi)
-        found: Floats = below * ndtr(scaled) + spread * density
-        found[row] = 0.0
-        return found
+        """How far each candidate is expected to be below the best measured one, if at all."""
+        return self.improvements(int(self._rows[first_best(-self.means[self._rows])]))
 
     def mean(self, configuration: Configuration) -> float:
         """The expected cost of a candidate."""
         return float(self.means[self._row_of[configuration]])
 
-    def _fitted(self, parts: Floats) -> tuple[Floats, float]:
-        """The likeliest amplitudes of the grid, for each variable and for all together, chosen one
-        after the other in several passes. ``parts``: shape (knobs, seen, seen)."""
-        amplitudes, together = np.full(len(parts), USUAL_AMPLITUDE), TOGETHER[0]
-        best = self._likelihood(parts, amplitudes, together)
-        for _ in range(SWEEPS):
-            for place, amplitude in product(range(len(parts)), AMPLITUDES):
-                changed = amplitudes.copy()
-                changed[place] = amplitude
-                likelihood = self._likelihood(parts, changed, together)
-                if likelihood > best + TIE:
-                    best, amplitudes = likelihood, changed
-            for other in TOGETHER:
-                likelihood = self._likelihood(parts, amplitudes, other)
-                if likelihood > best + TIE:
-                    best, together = likelihood, other
-        return amplitudes, together
+    def _prior(self, rows: Rows) -> Floats:
+        return _covariance(self._alike(rows), self._amplitudes)
 
-    def _likelihood(self, parts: Floats, amplitudes: Floats, together: float) -> float:
-        kernel = _kernel(parts, amplitudes, together) + self._noise
-        costs = self._costs - np.mean(self._costs)
-        _, size = np.linalg.slogdet(kernel)
-        prior = np.sum(np.log(amplitudes / USUAL_AMPLITUDE) ** 2)
-        return -0.5 * float(costs @ np.linalg.solve(kernel, costs) + size + prior)
+    def _prior_variances(self) -> Floats:
+        found: Floats = np.full(len(self._candidates), LEVEL_VARIANCE + sum(self._amplitudes**2))
+        return found
+
+    def _alike(self, rows: Rows) -> Floats:
+        """How similar all candidates are to some, in each variable and in all together: shape
+        (variables + 1, candidates, rows)."""
+        each = np.array([_alike(knob, self._candidates, rows) for knob in self._knobs])
+        return np.concatenate([each, [np.prod(each, axis=0)]])
 
 
-def _kernel(parts: Floats, amplitudes: Floats, together: float) -> Floats:
-    found: Floats = (
-        LEVEL_VARIANCE
-        + np.tensordot(amplitudes**2, parts, axes=1)
-        + together**2 * np.prod(parts, axis=0)
-    )
+def _likeliest(alike: Floats, errors: Floats, residuals: Floats) -> Floats:
+    """The likeliest amplitudes of the grid, chosen one after the other in several passes.
+
+    Args:
+        alike: the measured costs are, shape (variables + 1, costs, costs).
+        errors: their covariance.
+        residuals: from their level.
+    """
+
+    def unlikely(amplitudes: Floats) -> float:
+        prior = float(np.sum(np.log(amplitudes[:-1] / USUAL_AMPLITUDE) ** 2))
+        return unlikelihood(_covariance(alike, amplitudes) + errors, residuals) + prior / 2
+
+    variables = len(alike) - 1
+    best = np.array([USUAL_AMPLITUDE] * variables + [TOGETHER[0]])
+    lowest = unlikely(best)
+    for _ in range(SWEEPS):
+        for place, amplitude in (*product(range(variables), AMPLITUDES), *product([-1], TOGETHER)):
+            changed = best.copy()
+            changed[place] = amplitude
+            if (value := unlikely(changed)) < lowest - TIE:
+                best, lowest = changed, value
+    return best
+
+
+def _covariance(alike: Floats, amplitudes: Floats) -> Floats:
+    found: Floats = LEVEL_VARIANCE + np.tensordot(amplitudes**2, alike, axes=1)
     return found
 
 
-def _alike(knob: str, candidates: Sequence[Configuration], rows: Sequence[int]) -> Floats:
+def _alike(knob: str, candidates: Sequence[Configuration], rows: Rows) -> Floats:
     """How similar the candidates' values of a knob are to those of some rows, from 0 to 1: shape
     (candidates, rows). Numbers are similar by their ratio, words only to themselves."""
     values = [candidate[knob] for candidate in candidates]

@@ -1,7 +1,7 @@
 """A search as a job of the store: its runs are trials, and an interrupted search goes on from them.
 
 The search is made again from its beginning; runs that are stored are not made again but answered
-from the store. Equal seeds and outcomes give equal searches, so it goes on where it was.
+from the store. Equal outcomes give equal searches, so it goes on where it was.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from bagua_autotune.deciding.result import Bill
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Result
 from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
@@ -121,7 +122,7 @@ def job_result(search: SystemSearch, verdict: Verdict, price: str, spent_seconds
     is_winner = verdict.configuration != own
     gain = verdict.gain if is_winner and verdict.gain else Interval(1.0, 1.0, 1.0)
     cost_steps = spent_seconds / math.exp(fmean(costs_of(search.runs, own))) if has_seconds else 0.0
-    saved_share = 1 - 1 / gain.center
+    bill = Bill(len(search.runs), spent_seconds, cost_steps)
     reason = "" if is_winner else TIME_WAS_UP if verdict.is_out_of_time else NOTHING_FASTER
     if only_failures(search):
         reason = NOTHING_SUCCEEDED
@@ -131,13 +132,13 @@ def job_result(search: SystemSearch, verdict: Verdict, price: str, spent_seconds
         speedup=gain.center,
         low=gain.low,
         high=gain.high,
-        trials=len(search.runs),
-        steps=len(search.runs),
+        trials=bill.steps,
+        steps=bill.steps,
         seconds=spent_seconds,
         summary=f"{summary(search, verdict)}; {price}",
         cost_steps=cost_steps,
         cost_seconds=spent_seconds,
-        payback_steps=math.ceil(cost_steps / saved_share) if cost_steps and is_winner else None,
+        payback_steps=bill.payback_steps(gain.center) if cost_steps and is_winner else None,
         reason=reason,
         reason_code=WINNER_CODE if is_winner else REASON_CODES.get(reason, OTHER_CODE),
     )

@@ -11,10 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
+from bagua_autotune.deciding.decision import needs_as_much
+from bagua_autotune.measuring.confirmation import FEWEST_PAIRS, MOST_PAIRS, is_undecided
 from bagua_autotune.model.statistics import Estimate, Interval, difference
-from bagua_autotune.search import Problem, make_searcher
-from bagua_autotune.search.points import first_best
-from bagua_autotune.system.additive import AdditiveProcess, Seen
+from bagua_autotune.search.design import spread
+from bagua_autotune.search.points import first_best, offered
+from bagua_autotune.search.posterior import Told
+from bagua_autotune.system.additive import AdditiveProcess
 from bagua_autotune.system.running.runs import (
     BASELINE,
     CONFIRM,
@@ -40,7 +43,7 @@ MOST_FAILURES = 2
 Values = frozenset[tuple[str, Value]]
 """Some settings' values."""
 Ranks = Mapping[str, float]
-"""Of settings that take memory: see ``Setting.memory_rank``."""
+"""Of the values of settings that take memory."""
 
 
 class Failures:
@@ -52,13 +55,18 @@ class Failures:
     """
 
     def __init__(self, runs: Sequence[Run], settings: Sequence[Setting]) -> None:
-        self._memory = [setting for setting in settings if setting.takes_memory]
+        # By the name of a setting that takes memory: see ``Setting.memory_rank``.
+        self._rank_of = {
+            s.name: {level: s.memory_rank(level) for level in s.levels}
+            for s in settings
+            if s.takes_memory
+        }
         self._failed = banned(runs)
         self._succeeded = {run.configuration for run in runs if run.cost is not None}
-        short = [run for run in runs if run.outcome.is_out_of_memory and self._memory]
+        short = [run for run in runs if run.outcome.is_out_of_memory and self._rank_of]
         self._bad = left_out([run for run in runs if run not in short])
-        self._too_large = {run.configuration: self._ranks(run.configuration) for run in short}
-        self._causes = self._found_causes(runs, short)
+        self._too_large = [run.configuration for run in short]
+        self._causes = self._found_causes(runs)
 
     def rules_out(self, configuration: Configuration) -> bool:
         """Whether a configuration is not tried (again)."""
@@ -71,17 +79,15 @@ class Failures:
         ranks = self._ranks(configuration)
         if sum(_reaches(ranks, cause) for cause in self._causes) >= MOST_FAILURES:
             return True
-        return any(
-            _reaches(ranks, least) and all(
-                configuration[name] == value for name, value in failed.items() if name not in least
-            )
-            for failed, least in self._too_large.items()
-        )  # fmt: skip
+        return any(needs_as_much(configuration, each, self._rank) for each in self._too_large)
+
+    def _rank(self, name: str, level: Value) -> float:
+        return self._rank_of.get(name, {}).get(level, math.nan)
 
     def _ranks(self, configuration: Configuration) -> Ranks:
-        return {s.name: s.memory_rank(configuration[s.name]) for s in self._memory}
+        return {name: ranks[configuration[name]] for name, ranks in self._rank_of.items()}
 
-    def _found_causes(self, runs: Sequence[Run], short: Sequence[Run]) -> list[Ranks]:
+    def _found_causes(self, runs: Sequence[Run]) -> list[Ranks]:
         """For each run that had no memory left: the values that take more than any that fitted.
 
         Where that is none, all its values together; none at all if something fitted with these or
@@ -89,8 +95,7 @@ class Failures:
         """
         fitted = [self._ranks(run.configuration) for run in runs if run.cost is not None]
         found = []
-        for run in short:
-            ranks = self._ranks(run.configuration)
+        for ranks in map(self._ranks, self._too_large):
             beyond = {
                 name: rank
                 for name, rank in ranks.items()
@@ -174,7 +179,6 @@ class NoLog:
 FEWEST_RUNS = 6
 # The user's own settings are run again after so many other runs, at first and later.
 FIRST_REPEAT, REPEAT = 2, 8
-FEWEST_PAIRS, MOST_PAIRS = 2, 5
 # Runs reserved for the comparison in turns at the end.
 KEPT_PAIRS = 3
 MANY_RUNS = 15
@@ -182,7 +186,6 @@ MANY_RUNS = 15
 CLEAR_GAIN = 5.0
 # The search ends when the next run is expected to gain less than this part of a step.
 ENOUGH = 0.002
-GAIN_THAT_MATTERS = 0.01
 # The least gain for which a setting is changed.
 WORTH_CHANGING = 0.01
 # Settings slower than the user's own by more than this count as just so much slower: the rest says
@@ -226,14 +229,13 @@ class Verdict:
 
 
 class SystemSearch:
-    """One search.
+    """One search; equal outcomes give equal searches.
 
     Args:
         space: the settings that may be tried.
         run: runs the job.
         most_runs: of all kinds together, at least ``FEWEST_RUNS``.
         timeout_seconds: a run that takes longer counts as failed.
-        seed: equal seeds and outcomes give equal searches.
         on_run: called after every run that is made, and not recalled.
         runs: made before.
         log: keeps all further ones.
@@ -246,7 +248,6 @@ class SystemSearch:
         run: Runner,
         most_runs: int = 25,
         timeout_seconds: float = 300.0,
-        seed: int = 0,
         on_run: Callable[[Run], None] = lambda run: None,
         runs: tuple[Run, ...] = (),
         log: Log = NoLog(),  # noqa: B008  (it has no state)
@@ -258,7 +259,6 @@ class SystemSearch:
         self._run = run
         self._most_runs = most_runs
         self._timeout_seconds = timeout_seconds
-        self._seed = seed
         self._on_run = on_run
         self._log = log
         self._most_seconds = most_seconds
@@ -366,11 +366,11 @@ class SystemSearch:
         if len(candidates) == 1:
             return None
         numbered = [self._numbered[candidate] for candidate in candidates]
-        searcher = make_searcher("bayesian", Problem(self._knobs, numbered, self._seed))
-        for configuration, cost, error in seen:
-            searcher.tell(self._numbered[configuration], cost, error)
-        if len({s.configuration for s in seen}) < searcher.initial_trials:
-            return candidates[numbered.index(searcher.ask())]
+        offer = offered(self._knobs, numbered)
+        first = spread(numbered, {knob: self._knobs[knob] for knob in offer}, offer)
+        tried = {self._numbered[told.configuration] for told in seen}
+        if len(tried) < len(first):
+            return candidates[numbered.index(next(each for each in first if each not in tried))]
         gains = self._process().gains()
         found = first_best(gains)
         return candidates[found] if gains[found] >= ENOUGH else None
@@ -383,7 +383,7 @@ class SystemSearch:
         failures = Failures(self.runs, self.space.settings)
         return [own, *(other for other in others if not failures.rules_out(other))]
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[Told]:
         """The measured costs of settings that did not fail, with their errors."""
         limit = min(costs_of(self.runs, self.space.own), default=math.inf) + MOST_COST
         noise, failed = deviation(self.runs), banned(self.runs) - {self.space.own}
@@ -392,7 +392,7 @@ class SystemSearch:
             if run.cost is not None and run.configuration not in failed:
                 within = run.outcome.standard_error
                 error = max(noise, within) if math.isfinite(within) else noise
-                found.append(Seen(run.configuration, min(run.cost, limit), error))
+                found.append(Told(run.configuration, min(run.cost, limit), error))
         return found
 
     def _compare(self, winner: Configuration) -> Interval | None:
@@ -406,9 +406,8 @@ class SystemSearch:
             pairs, is_half = divmod(len(blocks), 2)
             if not is_half and pairs >= FEWEST_PAIRS:
                 gain = self._gain(blocks)
-                is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS
                 has_runs = min(self._runs_left, self._timely_runs) >= 2
-                if not is_undecided or pairs == MOST_PAIRS or not has_runs:
+                if not is_undecided(gain) or pairs == MOST_PAIRS or not has_runs:
                     return gain
             if len(blocks) % 4 in (0, 3):
                 blocks.append(self._measure(CONFIRM, winner))

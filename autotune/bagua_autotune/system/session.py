@@ -174,8 +174,8 @@ class Session:
             self._record.ends(1, outcome)
         own = Run(1, BASELINE, space.own, outcome)
         self.search = SystemSearch(
-            space, self._job, limits.runs, limits.timeout_seconds, limits.seed, self._on_run,
-            (own,), self._record, limits.most_seconds,
+            space, self._job, limits.runs, limits.timeout_seconds, self._on_run, (own,),
+            self._record, limits.most_seconds,
         )  # fmt: skip
         self._say("searched: " + ", ".join(space.names))
         return self.search.find()

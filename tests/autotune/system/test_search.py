@@ -34,7 +34,7 @@ def test_a_planted_optimum_is_found_within_25_runs() -> None:
     reached = []
     for seed in range(20):
         job = PlantedJob(seed)
-        search = SystemSearch(NCCL, job, most_runs=25, seed=seed)
+        search = SystemSearch(NCCL, job, most_runs=25)
         verdict = search.find()
         assert len(job.environments) == len(search.runs) <= 25
         assert verdict.gain is not None
@@ -47,7 +47,7 @@ def test_a_planted_optimum_is_found_within_25_runs() -> None:
 
 def test_what_fails_is_not_told_and_not_run_again() -> None:
     job = PlantedJob(0)
-    search = SystemSearch(NCCL, job, seed=0)
+    search = SystemSearch(NCCL, job)
     search.find()
     failed = [run.configuration for run in search.runs if run.cost is None]
     assert failed
@@ -72,14 +72,14 @@ def test_nothing_is_kept_that_is_not_faster() -> None:
             score = math.exp(self._random.gauss(0.0, 0.02))
             return Outcome(score, -math.log(score), seconds=1.0)
 
-    kept = [SystemSearch(space, Indifferent(seed), 15, seed=seed).find() for seed in range(20)]
+    kept = [SystemSearch(space, Indifferent(seed), 15).find() for seed in range(20)]
     # The interval is one of 95 %.
     assert sum(verdict.configuration != space.own for verdict in kept) <= 1
 
 
 def test_the_users_own_settings_are_first_and_come_again() -> None:
     job = PlantedJob(1)
-    SystemSearch(NCCL, job, seed=1).find()
+    SystemSearch(NCCL, job).find()
     own = [place for place, environment in enumerate(job.environments) if environment == {}]
     assert own[0] == 0
     assert len(own) >= 5

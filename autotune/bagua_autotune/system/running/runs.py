@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
+from bagua_autotune.model.statistics import spread_of_repeats
 from bagua_wire.configuration import Configuration
 
-# Two runs with the same settings are assumed to differ by so much until this is measured; the
-# assumption weighs as much as so many measured differences.
+# Two runs with the same settings are assumed to differ by so much until this is measured.
 USUAL_DEVIATION = 0.03
-USUAL_COUNT = 2
-
 
 BASELINE, SEARCH, CONFIRM = "baseline", "search", "confirm"
 """What a run is made for."""
@@ -65,16 +62,9 @@ def costs_of(runs: Iterable[Run], configuration: Configuration) -> list[float]:
 
 
 def deviation(runs: Sequence[Run]) -> float:
-    """The standard deviation of the cost between runs with the same settings: pooled over all
-    settings with several runs, with a prior."""
-    squares, count = USUAL_COUNT * USUAL_DEVIATION**2, USUAL_COUNT
-    for configuration in {run.configuration for run in runs}:
-        costs = costs_of(runs, configuration)
-        if len(costs) > 1:
-            mean = fmean(costs)
-            squares += sum((cost - mean) ** 2 for cost in costs)
-            count += len(costs) - 1
-    return math.sqrt(squares / count)
+    """The standard deviation of the cost between runs with the same settings."""
+    repeats = [costs_of(runs, tried) for tried in dict.fromkeys(run.configuration for run in runs)]
+    return spread_of_repeats([costs for costs in repeats if costs], USUAL_DEVIATION**2)[0]
 
 
 def banned(runs: Iterable[Run]) -> set[Configuration]:
