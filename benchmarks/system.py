@@ -24,13 +24,12 @@ from statistics import median
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks are
 
-from bagua_autotune.system.report import describe_changes
-from bagua_autotune.system.running.job import Job
-from bagua_autotune.system.running.measures import StepTimes
-from bagua_autotune.system.running.runs import Outcome, Run
-from bagua_autotune.system.search import FEWEST_RUNS, SystemSearch
-from bagua_autotune.system.settings.asked import Options, asked_settings, searched
-from bagua_autotune.system.space import SearchSpace
+from bagua_runs.asked import Options, asked_settings, searched
+from bagua_runs.job import Job
+from bagua_runs.outcomes import Outcome, Run, StepTimes
+from bagua_runs.report import describe_changes
+from bagua_runs.search import FEWEST_RUNS, SystemSearch
+from bagua_runs.space import SearchSpace
 from bagua_wire.configuration import Configuration
 from benchmarks.support.harness import print_table
 

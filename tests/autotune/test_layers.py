@@ -28,11 +28,9 @@ LAYERS = {
     "metrics": {"views", "tuning", "measuring", "model", "store"},
     "bagua": {"api", "tuning", "measuring", "model", "store"},
     "api": {"views", "metrics", "tuning", "earlier", "model", "store", "settings"},
-    "system": {"search", "model", "store"},
     "cli": {
         "views",
         "api",
-        "system",
         "search",
         "model",
         "store",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.system.running.runs import Outcome
+from bagua_runs.outcomes import Outcome
 from benchmarks import system
 from benchmarks.system import Bench, Counts
 

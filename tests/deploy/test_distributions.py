@@ -31,6 +31,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = (
     "autotune/bagua_autotune",
+    "autotune/bagua_runs",
     "autotune/bagua_simulator",
     "client/bagua_client",
     "client/bagua_wire",

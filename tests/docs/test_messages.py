@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from bagua_autotune.system.hindrances import RULES
+from bagua_runs.hindrances import RULES
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from bagua_autotune.store import Store
-from bagua_autotune.system.running.job import Job
-from bagua_autotune.system.running.measures import Metric, StepTimes
 from bagua_autotune.views import Overviews
+from bagua_runs.job import Job
+from bagua_runs.outcomes import Metric, StepTimes
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

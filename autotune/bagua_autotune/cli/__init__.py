@@ -22,9 +22,6 @@ COMMANDS = {
     "show": "Show JOB: its trials, the best one, its speed-up, and a line for stock DDP.",
     "watch": "Watch JOB until it is tuned or its training has ended.",
     "export": "Write JOB to the standard output, in one format.",
-    "check": "Say how much faster COMMAND could train, at most and likely, if its communication "
-    "were tuned.",
-    "system": "Find settings with which COMMAND trains faster.",
     "delete": "Delete JOB with all that is stored of it, and list what was deleted.",
     "prune": "Delete old jobs with all that is stored of them, and list them.",
     "backup": "Copy the SQLite database to FILE, also while a service uses it.",
@@ -34,6 +31,9 @@ COMMANDS = {
 MODULES = dict.fromkeys(("backup", "restore", "doctor"), "maintenance")
 """The other commands have modules of their names."""
 OF_OUR_PACKAGES = {
+    "check": "Say how much faster COMMAND could train, at most and likely, if its communication "
+    "were tuned.",
+    "system": "Find settings with which COMMAND trains faster.",
     "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
     "algorithm.",
 }

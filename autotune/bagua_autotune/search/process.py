@@ -7,7 +7,7 @@ and know no error of each cost, no prior mean and no cost of a trial; and an opt
 whole search, a searcher for one decision. Its regressor works out the kernel of all points again
 for every setting and every question, and checks and copies what it is given, which took several
 times as long as the mathematics. And whole runs of a command are too few for a kernel in which all
-settings act together: theirs is a sum of kernels (``bagua_autotune.system.additive``).
+settings act together: theirs is a sum of kernels (``bagua_runs.additive``).
 
 Costs are logarithms of times (or parts of the default), so the size of amplitudes and noise is
 roughly known. A coarse grid finds settings as good as those of a gradient ascent on the likelihood,

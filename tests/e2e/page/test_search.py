@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 
 from bagua_autotune.store import Store
 from tests.autotune.server import ServeProcess
-from tests.autotune.system.test_seen import searched
 from tests.e2e.page.reading import figure, read_points
+from tests.runs.test_seen import searched
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

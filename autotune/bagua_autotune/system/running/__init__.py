@@ -1,1 +1,0 @@
-"""One run of the user's job: started, ended with all of its processes, measured."""

@@ -1,1 +1,0 @@
-"""Settings of a job: where the value of each goes, which values are worth trying, and when."""

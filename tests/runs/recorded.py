@@ -1,0 +1,94 @@
+"""Searches without processes whose runs are kept in a store."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bagua_autotune.model.job import Limits
+from bagua_autotune.store import Store
+from bagua_runs.job import Interrupted
+from bagua_runs.outcomes import BASELINE, Outcome, Run
+from bagua_runs.presets import THREADS, find_variables
+from bagua_runs.record import About, Record
+from bagua_runs.search import SystemSearch, Verdict
+from bagua_runs.setting import Setting
+from bagua_runs.space import SearchSpace
+from tests.autotune.support import Clock
+from tests.runs.planted import speed
+
+FACTS = {"backend": "nccl", "has_client": True, "ranks": 2, "device": "cuda"}
+
+
+def settings() -> list[Setting]:
+    return find_variables("nccl", has_channels=True, environment={})
+
+
+@dataclass
+class Job:
+    """A job whose noise depends on its settings alone.
+
+    Attributes:
+        clock: passes by ``run_seconds`` in each run.
+        left: it is interrupted in the run behind so many.
+        fails: with some settings.
+    """
+
+    clock: Clock
+    left: float = math.inf
+    run_seconds: float = 20.0
+    fails: bool = True
+    made: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+
+    def __call__(self, changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        self.clock.now += self.run_seconds
+        if self.left <= 0:
+            raise Interrupted
+        self.left -= 1
+        self.made.append(tuple(sorted(changes.items())))
+        if self.fails and changes.get(THREADS) == "8":
+            return Outcome(failure="ran out of memory: here", is_out_of_memory=True)
+        if self.fails and changes.get("NCCL_BUFFSIZE") == "1048576":
+            return Outcome(failure="ended with exit code 1")
+        noise = random.Random(str(self.made[-1])).gauss(0.0, 0.03)
+        score = speed(changes) * math.exp(noise)
+        return Outcome(score, -math.log(score), seconds=self.run_seconds)
+
+
+@dataclass
+class Searching:
+    """One search, which may be made in several parts."""
+
+    store: Store | None
+    has_seconds: bool = False
+    most_seconds: float = math.inf
+    most_runs: int = 12
+    fails: bool = True
+    fingerprint: str = "f" * 64
+    clock: Clock = field(default_factory=Clock)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.job = Job(self.clock, fails=self.fails)
+
+    def part(self, runs: float = math.inf) -> tuple[SystemSearch, Verdict, Record]:
+        """Search from where it was; raises Interrupted in the run behind so many."""
+        self.job.left = runs
+        limits = Limits(max_samples=self.most_runs)
+        about = About("train.py", self.fingerprint, limits, self.has_seconds)
+        record = Record(self.store, about, self.said.append, self.clock)
+        known = record.resume()
+        space = SearchSpace(settings())
+        first = None if known else self.job({}, 300.0)
+        record.begin(space, known or FACTS)
+        outcome = record.recalled(1, BASELINE, space.settings_of(space.own))
+        if outcome is None:
+            outcome = first or self.job({}, 300.0)
+            record.ends(1, outcome)
+        own = Run(1, BASELINE, space.own, outcome)
+        self.search = SystemSearch(
+            space, self.job, self.most_runs, runs=(own,), log=record, most_seconds=self.most_seconds
+        )
+        return self.search, self.search.find(), record

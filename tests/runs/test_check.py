@@ -1,0 +1,158 @@
+"""What ``bagua-autotune check`` says of figures, and how it tells to start a tuned job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from bagua_autotune.model.job import JobSpec
+from bagua_runs.check import Exposure, Figures, _figures, _lines, prospect, tuned_command
+from bagua_runs.hindrances import Hindrance
+from tests.autotune.simulated_job import KNOBS, truth
+from tests.autotune.tuning.jobs import simulator
+
+LAUNCHER = "-m bagua_client --autotune"
+
+
+def figures(
+    computing_seconds: float, exposed_seconds: float, models: int = 1, **most: float
+) -> Figures:
+    step_seconds = computing_seconds + exposed_seconds
+    return Figures(
+        step_seconds=step_seconds,
+        computing_seconds=computing_seconds,
+        communication_seconds=0.23,
+        exposed_seconds=exposed_seconds,
+        exposed_share=exposed_seconds / step_seconds,
+        most_speedup=step_seconds / computing_seconds,
+        steps=60,
+        ranks=4,
+        nodes=2,
+        backend="nccl",
+        device="NVIDIA H200",
+        models=models,
+        most_speedup_of=most,
+    )
+
+
+def test_a_step_is_one_line_and_what_follows_from_it_another() -> None:
+    step, advice = _lines(figures(0.290, 0.122), ["torchrun", "train.py"])
+    assert step == (
+        "step 412 ms on 4 ranks of 2 nodes (NVIDIA H200, nccl; median of 60 steps): computing "
+        "290 ms, communication 230 ms, of which 122 ms (30 %) is exposed"
+    )
+    assert advice == f"Worth tuning, at most 1.42x could be gained: torchrun {LAUNCHER} train.py"
+
+
+@pytest.mark.parametrize(
+    ("exposed_seconds", "advice"),
+    [
+        (0.001, "Nothing to gain: 1 % of a step is exposed communication."),
+        (0.005, "Little to gain, at most 1.05x: 5 % of a step is exposed communication."),
+    ],
+)
+def test_a_small_share_is_not_worth_a_tuning(exposed_seconds: float, advice: str) -> None:
+    assert _lines(figures(0.1, exposed_seconds), ["torchrun", "train.py"])[-1] == advice
+
+
+def test_a_search_whose_gain_could_not_be_shown_is_not_advised() -> None:
+    """A bound of 1.69x says little where 1.03x is likely and steps vary by an eighth."""
+    found = replace(
+        figures(0.1, 0.069), likely_speedup=(1.01, 1.03), shown_speedup=1.07, step_spread=0.12
+    )
+    assert found.verdict == "not_shown"
+    assert _lines(found, ["torchrun", "train.py"])[-1] == (
+        "Not worth a search: at most 1.69x is possible, 1.01x to 1.03x is likely, and steps vary "
+        "by 12 %, so that less than 1.07x could not be shown."
+    )
+    much = replace(found, likely_speedup=(1.02, 1.3))
+    assert _lines(much, ["torchrun", "train.py"])[-1] == (
+        f"Worth tuning, at most 1.69x could be gained, 1.02x to 1.30x is likely: torchrun "
+        f"{LAUNCHER} train.py"
+    )
+    unknown = replace(found, likely_speedup=None, shown_speedup=1.8)
+    assert "at most 1.69x is possible, and steps vary" in _lines(unknown, ["./train.sh"])[-1]
+    assert replace(unknown, shown_speedup=1.5).verdict == "worth_tuning"
+
+
+def test_what_is_likely_comes_from_the_cost_model_and_what_is_shown_from_the_noise() -> None:
+    """A simulated job, steady and noisy."""
+    usual = simulator()
+    default, *others = truth(usual).items()
+    spec = JobSpec(
+        name="check",
+        world_size=8,
+        ranks_per_node=(2,) * 4,
+        tensors=tuple(usual.tensors),
+        knobs={knob: usual.space[knob] for knob in KNOBS},
+        default_configuration=dict(default[0]),
+        fingerprint="f",
+    )
+    told = json.loads(spec.model_dump_json(exclude={"team"}))
+    profile = asdict(usual.profile(default[0]))
+    steady = prospect([0.2, 0.201] * 10, told, [profile])
+    truly = default[1] / min(seconds for _, seconds in others)
+    assert steady.speedup is not None
+    assert 1 <= steady.speedup[0] < truly < steady.speedup[1]
+    noisy = prospect([0.2, 0.26, 0.23, 0.31] * 5, None, [])
+    assert noisy.speedup is None, "an earlier client tells no job"
+    assert 1.01 < steady.shown_speedup < noisy.shown_speedup
+    assert noisy.step_spread > 10 * steady.step_spread
+
+
+def test_what_fewer_bytes_could_bring_is_told_where_there_is_something_to_gain() -> None:
+    most = {"powersgd": 1.418, "bits16": 1.21}
+    _, line, _ = _lines(figures(0.290, 0.122, **most), ["./train.sh"])
+    assert line == (
+        "Fewer bytes on the wire could bring at most: 16 bits 1.21x, PowerSGD of rank 1 1.42x. "
+        "That changes the numbers; docs/algorithms.md says what is tried, and when."
+    )
+    assert len(_lines(figures(0.1, 0.001, **most), ["./train.sh"])) == 2
+
+
+def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
+    """Of 0.3 s of communication, 0.1 s are exposed; half the bytes would save 0.15 s of it."""
+    measure = Exposure(10, 10.0, lambda _: None)
+    few, many = [[0.5, 0.4, 0.3]] * 10, [[0.5, 0.1, 0.4]] * 10
+    facts = {"ranks": 2, "nodes": 1, "backend": "gloo", "device": "cpu", "models": 1, "seen": []}
+    shares = {"bits16": 0.5, "bits8": 0.25}
+    measure.facts = {**facts, "steps": few, "shares": shares}
+    assert _figures(measure).most_speedup_of == pytest.approx({"bits16": 1.25, "bits8": 1.25})
+    measure.facts = {**facts, "steps": many, "shares": shares}
+    assert _figures(measure).most_speedup_of == pytest.approx({"bits16": 5 / 3, "bits8": 2.5})
+    # Where it is not known how long they travel.
+    measure.facts = {**facts, "steps": [[0.5, 0.1, None]] * 10, "shares": shares}
+    assert _figures(measure).most_speedup_of == {}
+
+
+def test_a_warning_stands_between_the_step_and_the_advice() -> None:
+    found = Hindrance("a name", "X=1 (all ranks)", "it waits", "unset it", "https://example.org")
+    _, warning, advice = _lines(replace(figures(0.1, 0.1), hindrances=[found]), ["./train.sh"])
+    assert warning == (
+        "Warning: a name: X=1 (all ranks). What it does: it waits. What to do: unset it. Source: "
+        "https://example.org"
+    )
+    assert advice.startswith("Worth tuning")
+
+
+def test_models_that_are_not_measured_are_told() -> None:
+    assert "wraps 2 models" in _lines(figures(0.1, 0.1, models=2), ["./train.sh"])[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "tuned"),
+    [
+        ("torchrun --standalone train.py --lr 1", "torchrun --standalone {} train.py --lr 1"),
+        ("torchrun -m package.train -m 3", "torchrun {} -m package.train -m 3"),
+        ("python -u train.py", "python -u {} train.py"),
+        ("python -m torch.distributed.run train.py", "python -m torch.distributed.run {} train.py"),
+        ("python -m torch.distributed.run -m train", "python -m torch.distributed.run {} -m train"),
+        ("./train.py", "python {} ./train.py"),
+        ("accelerate launch train.py", "accelerate launch {} train.py"),
+        ("./train.sh", ""),
+    ],
+)  # fmt: skip
+def test_the_launcher_goes_before_the_script(command: str, tuned: str) -> None:
+    assert tuned_command(command.split()) == tuned.format(LAUNCHER)

@@ -1,0 +1,195 @@
+"""The runs of a search in the store: going on, what happens meanwhile, and the time that it has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from sqlalchemy import text
+
+from bagua_autotune.model.job import Event, Trial
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.store import Store
+from bagua_autotune.store.maintenance.retention import delete_training
+from bagua_runs.job import Interrupted
+from bagua_runs.outcomes import BASELINE, CONFIRM, SEARCH
+from bagua_runs.record import About, Diverged, Record
+from bagua_runs.report import job_result
+from bagua_runs.session import describe_price, pays_after_seconds
+from bagua_wire.configuration import Configuration
+from tests.runs.recorded import Searching
+
+pytestmark = pytest.mark.slow
+
+
+def told(trials: list[Trial]) -> list[tuple[object, ...]]:
+    return [(t.purpose, t.configuration, t.state, t.estimate, t.failure) for t in trials]
+
+
+@pytest.mark.parametrize("has_seconds", [False, True])
+def test_a_search_goes_on_from_each_of_its_runs_as_if_nothing_had_been(
+    every_store: Store, has_seconds: bool
+) -> None:
+    whole = Searching(None, has_seconds)
+    _, expected, _ = whole.part()
+    runs = len(whole.job.made)
+    searching = Searching(every_store, has_seconds)
+    for _ in range(runs - 1):
+        with pytest.raises(Interrupted):
+            searching.part(runs=1)
+    search, verdict, record = searching.part()
+    assert searching.job.made == whole.job.made, "none is made twice, nor another one"
+    assert verdict == expected
+    assert [run.outcome.cost for run in search.runs] == [
+        run.outcome.cost for run in whole.search.runs
+    ]
+    assert record.job_id is not None
+    trials = every_store.trials(record.job_id)
+    assert len(trials) == runs
+    assert {trial.state for trial in trials} == {"measured", "failed", "infeasible"}
+    assert {trial.purpose for trial in trials} == {"search", "confirm"}
+    scores = [told.values[0] for _, told in every_store.observations(record.job_id)]
+    assert scores == [run.outcome.score for run in search.runs if run.outcome.score]
+    record.finish(job_result(search, verdict, "spent 1 s", 300.0, has_seconds))
+    job = every_store.job(record.job_id)
+    assert (job.phase, job.protocol) == ("finished", "runs" if has_seconds else "scores")
+    assert job.result is not None
+    assert job.result.configuration == search.space.settings_of(verdict.configuration)
+    assert not job.is_lost
+    assert bool(job.result.payback_steps) == has_seconds
+    # The next one begins anew.
+    searching.part(runs=math.inf)
+    assert len(searching.job.made) == 2 * runs
+
+
+def test_a_search_that_was_taken_for_lost_goes_on(store: Store) -> None:
+    searching = Searching(store)
+    with pytest.raises(Interrupted):
+        searching.part(runs=4)
+    lost = Event("lost", at=searching.clock())
+    assert len(store.lose_silent("scores", searching.clock.now, lost)) == 1
+    _, _, record = searching.part(runs=math.inf)
+    assert record.job_id is not None
+    assert store.job(record.job_id).phase == "confirming"
+    assert searching.said[-1].startswith("4 runs of an interrupted search taken over")
+
+
+def test_a_search_that_is_taken_for_lost_while_it_runs_is_stored_on(store: Store) -> None:
+    whole = Searching(None)
+    whole.part()
+    searching = Searching(store)
+    run = searching.job
+
+    def lose_in_the_fifth(changes: dict[str, str], timeout_seconds: float) -> object:
+        if len(run.made) == 4:
+            lost = Event("lost", at=searching.clock())
+            assert store.lose_silent("scores", searching.clock.now, lost)
+        return run(changes, timeout_seconds)
+
+    searching.job = lose_in_the_fifth  # type: ignore[assignment]
+    lose_in_the_fifth.left = math.inf  # type: ignore[attr-defined]
+    _, _, record = searching.part()
+    assert record.job_id is not None
+    assert len(store.trials(record.job_id)) == len(whole.job.made)
+    assert searching.said == []
+
+
+def test_a_store_that_fails_for_a_while_ends_nothing_and_gets_the_runs_later(store: Store) -> None:
+    searching = Searching(store)
+    run = searching.job
+
+    def break_and_mend(changes: dict[str, str], timeout_seconds: float) -> object:
+        for made, name, other in ((3, "trials", "hidden"), (6, "hidden", "trials")):
+            if len(run.made) == made:
+                with store.database.writing() as session:
+                    session.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+        return run(changes, timeout_seconds)
+
+    searching.job = break_and_mend  # type: ignore[assignment]
+    break_and_mend.left = math.inf  # type: ignore[attr-defined]
+    search, _, record = searching.part()
+    assert record.job_id is not None
+    assert len(store.trials(record.job_id)) == len(search.runs)
+    (said,) = searching.said
+    assert said.startswith("the search goes on, but is not stored at present: ")
+
+
+def test_a_job_that_is_deleted_under_a_search_ends_nothing(store: Store) -> None:
+    searching = Searching(store)
+    run = searching.job
+
+    def delete(changes: dict[str, str], timeout_seconds: float) -> object:
+        for contact in store.contacts() if len(run.made) == 5 else ():
+            delete_training(store, contact.id, force=True)
+        return run(changes, timeout_seconds)
+
+    searching.job = delete  # type: ignore[assignment]
+    delete.left = math.inf  # type: ignore[attr-defined]
+    _, verdict, record = searching.part()
+    assert verdict.gain is not None
+    assert store.contacts() == []
+    assert not record.is_kept
+    assert searching.said == [
+        "the search goes on without being stored: the job was deleted or is written by another "
+        "search"
+    ]
+
+
+def test_what_does_not_fit_is_not_taken_over(store: Store) -> None:
+    searching = Searching(store)
+    with pytest.raises(Interrupted):
+        searching.part(runs=4)
+    about = About("train.py", "f" * 64, store.job(store.contacts()[0].id).limits, False)
+    record = Record(store, about, searching.said.append, searching.clock)
+    assert record.resume() is not None
+    own = store.job(store.contacts()[0].id).baseline
+    assert record.recalled(1, BASELINE, own) is not None
+    with pytest.raises(Diverged):
+        record.recalled(2, CONFIRM, own)
+    with pytest.raises(Diverged):
+        record.recalled(2, SEARCH, Configuration({**own, "NCCL_BUFFSIZE": 7}))
+
+
+@pytest.mark.parametrize("minutes", [6, 9])
+def test_a_search_with_a_limit_of_time_ends_in_time_with_a_comparison(minutes: float) -> None:
+    searching = Searching(None, most_seconds=60 * minutes, most_runs=100, fails=False)
+    search, verdict, record = searching.part()
+    assert verdict.gain is not None
+    assert not verdict.is_out_of_time
+    purposes = [run.purpose for run in search.runs]
+    assert purposes.count(CONFIRM) >= 4
+    spent = record.spent_seconds()
+    assert 60 * minutes - 5 * searching.job.run_seconds < spent < 60 * minutes
+
+
+def test_the_time_before_an_interruption_counts_and_that_in_between_does_not(store: Store) -> None:
+    searching = Searching(store, most_seconds=480, most_runs=100, fails=False)
+    for _ in range(6):
+        with pytest.raises(Interrupted):
+            searching.part(runs=2)  # and a third, which is cut short
+        searching.clock.now += 86_400
+    search, verdict, record = searching.part()
+    assert verdict.gain is not None
+    assert 400 < record.spent_seconds() < 480
+    assert len(search.runs) == len(searching.job.made)
+
+
+def test_without_time_for_a_comparison_nothing_is_changed() -> None:
+    searching = Searching(None, most_seconds=100, most_runs=100, fails=False)
+    search, verdict, _ = searching.part()
+    assert verdict.configuration == search.space.own
+    assert verdict.gain is None
+    assert len(search.runs) == 1
+
+
+def test_the_price_is_what_was_spent_and_when_it_is_earned() -> None:
+    gain = Interval(1.10, 1.05, 1.20)
+    assert describe_price(1020.0, 2, gain) == (
+        "spent 34 GPU-minutes (17.0 min on 2 GPUs); pays after 2.8 h of training at 1.10x "
+        "(85 min to 5.7 h)"
+    )
+    assert describe_price(30.0, 0, None) == "spent 30 s"
+    assert describe_price(6000.0, 1, None) == "spent 100 GPU-minutes (100 min on 1 GPU)"
+    assert "(60 s to never)" in describe_price(30.0, 0, Interval(1.2, 1.0, 1.5))
+    # An hour at 1.25x does what took 75 minutes: it has earned 15.
+    assert pays_after_seconds(900.0, 1.25) == pytest.approx(3600.0)

@@ -1,0 +1,217 @@
+"""The search, on jobs that are formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from bagua_runs.asked import searched
+from bagua_runs.outcomes import Outcome, Run
+from bagua_runs.places import EnvironmentVariable
+from bagua_runs.presets import (
+    BUFFER_BYTES,
+    CHANNELS,
+    MIB,
+    SOCKETS,
+    THREADS,
+    find_variables,
+)
+from bagua_runs.report import summary
+from bagua_runs.search import BaselineFailure, SystemSearch, left_out
+from bagua_runs.setting import Setting
+from bagua_runs.space import MOST_CONNECTIONS, SearchSpace
+from bagua_wire.configuration import Configuration
+from tests.runs.planted import BEST_SPEED, PlantedJob, speed
+
+pytestmark = pytest.mark.slow
+
+NCCL = SearchSpace(find_variables("nccl", False, {}))
+
+
+def test_a_planted_optimum_is_found_within_25_runs() -> None:
+    reached = []
+    for seed in range(20):
+        job = PlantedJob(seed)
+        search = SystemSearch(NCCL, job, most_runs=25)
+        verdict = search.find()
+        assert len(job.environments) == len(search.runs) <= 25
+        assert verdict.gain is not None
+        assert verdict.gain.low > 1
+        reached.append(speed(NCCL.changes(verdict.configuration)) / BEST_SPEED)
+    # Not each time: runs differ by 5 %, and there are about 15 of them for 400 candidates.
+    assert sum(part >= 0.98 for part in reached) >= 18
+    assert min(reached) >= 0.94
+
+
+def test_what_fails_is_not_told_and_not_run_again() -> None:
+    job = PlantedJob(0)
+    search = SystemSearch(NCCL, job)
+    search.find()
+    failed = [run.configuration for run in search.runs if run.cost is None]
+    assert failed
+    assert len(set(failed)) == len(failed)
+    largest = [e for e in job.environments if e.get(BUFFER_BYTES) == str(16 * MIB)]
+    assert len(largest) <= 2
+    assert search.best() not in failed
+
+
+def test_nothing_is_kept_that_is_not_faster() -> None:
+    """Where no variable matters, what was luckiest is confirmed by nothing."""
+    space = SearchSpace(
+        [
+            Setting(EnvironmentVariable("A"), ("1", "2", "4")),
+            Setting(EnvironmentVariable("B"), ("x", "y")),
+        ]
+    )
+
+    class Indifferent(PlantedJob):
+        def __call__(self, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+            self.environments.append(environment)
+            score = math.exp(self._random.gauss(0.0, 0.02))
+            return Outcome(score, -math.log(score), seconds=1.0)
+
+    kept = [SystemSearch(space, Indifferent(seed), 15).find() for seed in range(20)]
+    # The interval is one of 95 %.
+    assert sum(verdict.configuration != space.own for verdict in kept) <= 1
+
+
+def test_the_users_own_settings_are_first_and_come_again() -> None:
+    job = PlantedJob(1)
+    SystemSearch(NCCL, job).find()
+    own = [place for place, environment in enumerate(job.environments) if environment == {}]
+    assert own[0] == 0
+    assert len(own) >= 5
+    # At the end in turns.
+    winner, *rest = job.environments[-4:]
+    assert [e == {} for e in (winner, *rest)] == [False, True, True, False]
+    assert rest[-1] == winner
+
+
+def test_a_job_that_fails_with_its_own_settings_is_an_error() -> None:
+    def crash(environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        return Outcome(failure="ended with exit code 3", last_lines=("no such file",))
+
+    with pytest.raises(BaselineFailure, match="exit code 3") as caught:
+        SystemSearch(NCCL, crash).find()
+    assert caught.value.outcome.last_lines == ("no such file",)
+
+
+def test_a_job_that_fails_once_with_settings_that_ran_is_run_again() -> None:
+    job = PlantedJob(0)
+    times = 0
+
+    def flaky(environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        nonlocal times
+        times += not environment
+        if not environment and times == 2:
+            return Outcome(failure="lost its network", seconds=1.0)
+        return job(environment, timeout_seconds)
+
+    search = SystemSearch(NCCL, flaky)
+    verdict = search.find()
+    assert verdict.gain is not None
+    assert len(search.runs) <= 25
+
+
+def test_a_run_is_given_up_once_it_cannot_be_the_fastest() -> None:
+    limits = []
+
+    def job(environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        limits.append(timeout_seconds)
+        return Outcome(1.0, 0.0, seconds=40.0)
+
+    SystemSearch(NCCL, job, most_runs=8, timeout_seconds=300).find()
+    assert limits[0] == 300
+    assert set(limits[1:]) == {120}
+
+
+def _run(failed: bool, **values: int) -> Run:
+    outcome = Outcome(failure="crashed") if failed else Outcome(1.0, 0.0)
+    return Run(1, "search", Configuration(values), outcome)
+
+
+def test_a_value_that_never_succeeded_is_left_out_after_two_failures() -> None:
+    runs = [_run(False, a=1, b=1), _run(True, a=2, b=1)]
+    assert left_out(runs) == []
+    runs.append(_run(True, a=2, b=2))
+    assert left_out(runs) == [{("a", 2)}]
+
+
+def test_values_that_fail_together_only_are_left_out_together() -> None:
+    runs = [_run(False, a=2, b=1, c=1), _run(False, a=1, b=2, c=1)]
+    runs += [_run(False, a=1, b=1, c=c) for c in (2, 3)]
+    runs += [_run(True, a=2, b=2, c=c) for c in (2, 3)]
+    assert left_out(runs) == [{("a", 2), ("b", 2)}]
+
+
+def test_connections_are_counted_over_nccl_and_our_channels() -> None:
+    space = SearchSpace(find_variables("nccl", True, {}))
+    products = {
+        int(e.get(THREADS, 1)) * int(e.get(SOCKETS, 1)) * int(e.get(CHANNELS, 1))
+        for e in map(space.changes, space.candidates)
+    }
+    assert max(products) == MOST_CONNECTIONS
+    assert {c.number("connections") for c in space.candidates} == products
+
+
+def test_what_is_set_already_is_left_as_it_is() -> None:
+    own = {THREADS: "4", BUFFER_BYTES: "auto"}
+    known = {setting.name: setting for setting in find_variables("nccl", False, own)}
+    space = SearchSpace(searched(known, [THREADS, BUFFER_BYTES]))
+    assert space.changes(space.own) == {}
+    given = [space.changes(candidate) for candidate in space.candidates]
+    assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
+    # A word among numbers: its place among them is not known.
+    assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
+
+
+def test_which_variables_there_are() -> None:
+    def names(*args: bool | str, **more: object) -> list[str]:
+        return [v.name for v in find_variables(*args, {}, **more)]  # type: ignore[arg-type]
+
+    assert names("gloo", False) == []
+    assert names("gloo", True) == [CHANNELS]
+    assert names("gloo", False, only=[CHANNELS]) == [CHANNELS]
+    assert names("gloo", False, interfaces=["eth0", "eth1"]) == ["GLOO_SOCKET_IFNAME"]
+    known = {setting.name: setting for setting in find_variables("nccl", False, {})}
+    assert [setting.name for setting in searched(known, [THREADS])] == [THREADS]
+    with pytest.raises(ValueError, match="--only NCCL_ALGO: that is not varied; varied are"):
+        searched(known, ["NCCL_ALGO"])
+
+
+def _two_switches() -> SearchSpace:
+    return SearchSpace([Setting(EnvironmentVariable(name), ("0", "1"), "0") for name in "AB"])
+
+
+def test_a_search_that_leaves_out_combinations_says_why() -> None:
+    """It ended after two of six runs, and said only that nothing was faster."""
+
+    def job(changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        if changes:
+            return Outcome(failure="ended with exit code 1", seconds=1.0, exit_code=1)
+        return Outcome(1.0, 0.0, seconds=1.0)
+
+    search = SystemSearch(_two_switches(), job, most_runs=6)
+    said = summary(search, search.find())
+    assert len(search.runs) == 2
+    assert search.untried == 2
+    assert said.startswith("no run with other settings succeeded; the last, ")
+    assert said.endswith("; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for the "
+                         "comparison of the best with your settings in turns; a larger number "
+                         "tries more")  # fmt: skip
+
+
+def test_where_nothing_is_faster_what_was_not_tried_is_said_too() -> None:
+    def job(changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        seconds = 1.0 + 0.5 * len(changes)
+        return Outcome(seconds, math.log(seconds), seconds=1.0)
+
+    search = SystemSearch(_two_switches(), job, most_runs=6)
+    said = summary(search, search.find())
+    assert said.startswith("nothing faster than your settings; 2 runs, 0 of them failed, ")
+    assert "; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for " in said
+    whole = SystemSearch(_two_switches(), job, most_runs=25)
+    said = summary(whole, whole.find())
+    assert ("not tried: none is expected to gain enough" in said) == (whole.untried > 0)
