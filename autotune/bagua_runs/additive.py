@@ -73,8 +73,9 @@ class AdditiveProcess(Process):
     def _alike(self, rows: Rows) -> Floats:
         """How similar all candidates are to some, in each variable and in all together: shape
         (variables + 1, candidates, rows)."""
-        each = np.array([_alike(knob, self._candidates, rows) for knob in self._knobs])
-        return np.concatenate([each, [np.prod(each, axis=0)]])
+        each = [_alike(knob, self._candidates, rows) for knob in self._knobs]
+        found: Floats = np.stack([*each, np.prod(each, axis=0)])
+        return found
 
 
 def _likeliest(alike: Floats, errors: Floats, residuals: Floats) -> Floats:

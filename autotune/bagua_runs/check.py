@@ -15,11 +15,10 @@ from typing import Any
 import click
 import numpy as np
 
-from bagua_autotune.cli.output import INTERRUPTED, say
+from bagua_autotune.cli.output import INTERRUPTED, say, say_beside
 from bagua_autotune.costs import Layouts, Predictor, ShardedModel, fit_model, is_sharded, kinds_of
 from bagua_autotune.measuring.confirmation import least_shown
 from bagua_autotune.measuring.visits import Visited
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import JobSpec, Observation, Trial
 from bagua_autotune.model.received import PROFILE
 from bagua_autotune.model.statistics import estimate
@@ -128,7 +127,7 @@ def check(
         _tell_failure(outcome, command)
         raise click.exceptions.Exit(outcome.exit_code or 1)
     if outcome.failure:
-        _tell(f"the command {outcome.failure}; these are the steps before that")
+        say_beside(f"the command {outcome.failure}; these are the steps before that")
     figures = _figures(measure)
     if as_json:
         document = {"verdict": figures.verdict, **asdict(figures)}
@@ -275,21 +274,17 @@ def _why_unknown(facts: Mapping[str, Any]) -> str:
 
 
 def _tell_failure(outcome: Outcome, command: Sequence[str]) -> None:
-    _tell(f"Error: the command {outcome.failure}")
+    say_beside(f"Error: the command {outcome.failure}")
     if outcome.exit_code is not None:
-        _tell(f"No step was measured. First make this run: {shlex.join(command)}")
+        say_beside(f"No step was measured. First make this run: {shlex.join(command)}")
     if outcome.last_lines:
-        _tell("The last that it printed:")
+        say_beside("The last that it printed:")
     for line in outcome.last_lines:
-        _tell(f"    {line}")
+        say_beside(f"    {line}")
 
 
 def _tell_first(seconds: float) -> None:
-    _tell(f"measuring: the first steps took {describe_seconds(seconds)} each")
-
-
-def _tell(line: str) -> None:
-    click.echo(clean(line), err=True)
+    say_beside(f"measuring: the first steps took {describe_seconds(seconds)} each")
 
 
 # How much of a step is communication that computing does not hide, as the job's ranks measure it

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from bagua_runs.outcomes import (
     costs_of,
     deviation,
 )
+from bagua_runs.record import Record
 from bagua_runs.setting import Setting
 from bagua_runs.space import SearchSpace
 from bagua_wire.configuration import Configuration, Value
@@ -136,46 +136,6 @@ def _parts(run: Run) -> set[Values]:
     return {frozenset(part) for size in (1, 2) for part in combinations(values, size)}
 
 
-# What a search tells of its runs while it makes them, and asks of those that were made before.
-
-
-class Log(Protocol):
-    """Where runs are kept, so that a search that was interrupted goes on.
-
-    Configurations are those of the settings alone; runs are numbered from 1.
-    """
-
-    def recalled(self, number: int, purpose: str, configuration: Configuration) -> Outcome | None:
-        """The outcome of a run that was made before; None: it is to be made."""
-
-    def begins(self, number: int, purpose: str, configuration: Configuration) -> None:
-        """Note that a run is made."""
-
-    def ends(self, number: int, outcome: Outcome) -> None:
-        """Keep a run that is over."""
-
-    def spent_seconds(self, number: int | None = None) -> float:
-        """How long the search has taken until it decided on this run, or until now."""
-
-
-class NoLog:
-    """Keeps nothing, and takes no time."""
-
-    def recalled(self, number: int, purpose: str, configuration: Configuration) -> Outcome | None:
-        """See Log."""
-        return None
-
-    def begins(self, number: int, purpose: str, configuration: Configuration) -> None:
-        """See Log."""
-
-    def ends(self, number: int, outcome: Outcome) -> None:
-        """See Log."""
-
-    def spent_seconds(self, number: int | None = None) -> float:
-        """See Log."""
-        return 0.0
-
-
 FEWEST_RUNS = 6
 # The user's own settings are run again after so many other runs, at first and later.
 FIRST_REPEAT, REPEAT = 2, 8
@@ -238,7 +198,7 @@ class SystemSearch:
         timeout_seconds: a run that takes longer counts as failed.
         on_run: called after every run that is made, and not recalled.
         runs: made before.
-        log: keeps all further ones.
+        record: knows those of an interrupted search, and keeps all further ones.
         most_seconds: the whole search may take, with the comparison in turns at its end.
     """
 
@@ -250,7 +210,7 @@ class SystemSearch:
         timeout_seconds: float = 300.0,
         on_run: Callable[[Run], None] = lambda run: None,
         runs: tuple[Run, ...] = (),
-        log: Log = NoLog(),  # noqa: B008  (it has no state)
+        record: Record | None = None,
         most_seconds: float = math.inf,
     ) -> None:
         self.space = space
@@ -260,7 +220,7 @@ class SystemSearch:
         self._most_runs = most_runs
         self._timeout_seconds = timeout_seconds
         self._on_run = on_run
-        self._log = log
+        self._record = record
         self._most_seconds = most_seconds
 
     def find(self) -> Verdict:
@@ -329,7 +289,8 @@ class SystemSearch:
     @property
     def _seconds_left(self) -> float:
         """Before the next run."""
-        return self._most_seconds - self._log.spent_seconds(len(self.runs) + 1)
+        spent = self._record.spent_seconds(len(self.runs) + 1) if self._record else 0.0
+        return self._most_seconds - spent
 
     @property
     def _timely_runs(self) -> float:
@@ -434,16 +395,16 @@ class SystemSearch:
 
     def _measure(self, purpose: str, configuration: Configuration) -> Run:
         number, settings = len(self.runs) + 1, self.space.settings_of(configuration)
-        outcome = self._log.recalled(number, purpose, settings)
-        if outcome is not None:
-            self.runs.append(Run(number, purpose, configuration, outcome))
-            return self.runs[-1]
-        self._log.begins(number, purpose, settings)
-        outcome = self._run(self.space.changes(configuration), self._patience(purpose))
-        self._log.ends(number, outcome)
+        known = self._record.recalled(number, purpose, settings) if self._record else None
+        if known is None and self._record:
+            self._record.begins(number, purpose, settings)
+        outcome = known or self._run(self.space.changes(configuration), self._patience(purpose))
+        if known is None and self._record:
+            self._record.ends(number, outcome)
         run = Run(number, purpose, configuration, outcome)
         self.runs.append(run)
-        self._on_run(run)
+        if known is None:
+            self._on_run(run)
         return run
 
     def _patience(self, purpose: str) -> float:

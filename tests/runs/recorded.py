@@ -89,6 +89,11 @@ class Searching:
             record.ends(1, outcome)
         own = Run(1, BASELINE, space.own, outcome)
         self.search = SystemSearch(
-            space, self.job, self.most_runs, runs=(own,), log=record, most_seconds=self.most_seconds
+            space,
+            self.job,
+            self.most_runs,
+            runs=(own,),
+            record=record,
+            most_seconds=self.most_seconds,
         )
         return self.search, self.search.find(), record

@@ -14,8 +14,7 @@ from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_runs.job import Interrupted
 from bagua_runs.outcomes import BASELINE, CONFIRM, SEARCH
 from bagua_runs.record import About, Diverged, Record
-from bagua_runs.report import job_result
-from bagua_runs.session import describe_price, pays_after_seconds
+from bagua_runs.report import describe_price, job_result, pays_after_seconds
 from bagua_wire.configuration import Configuration
 from tests.runs.recorded import Searching
 

@@ -21,8 +21,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import thin
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_runs.job import Interrupted
-from bagua_runs.report import job_result
-from bagua_runs.session import describe_price
+from bagua_runs.report import describe_price, job_result
 from bagua_wire.messages import JobPhase
 from tests.autotune.server import ServeProcess, serving_here
 from tests.autotune.support import make_spec
