@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from bagua_autotune.model.statistics import Estimate, Interval, difference
 from bagua_autotune.search.design import spread
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Told
-from bagua_runs.additive import AdditiveProcess
 from bagua_runs.outcomes import (
     BASELINE,
     CONFIRM,
@@ -31,6 +31,9 @@ from bagua_runs.record import Record
 from bagua_runs.setting import Setting
 from bagua_runs.space import SearchSpace
 from bagua_wire.configuration import Configuration, Value
+
+if TYPE_CHECKING:
+    from bagua_runs.additive import AdditiveProcess
 
 # What is not tried again after failed runs.
 #
@@ -337,6 +340,8 @@ class SystemSearch:
         return candidates[found] if gains[found] >= ENOUGH else None
 
     def _process(self) -> AdditiveProcess:
+        from bagua_runs.additive import AdditiveProcess  # here: takes long to import
+
         return AdditiveProcess(self.space.knobs, self._candidates(), self._seen())
 
     def _candidates(self) -> list[Configuration]:
