@@ -1,17 +1,19 @@
-"""Puts the service together. Decides nothing."""
+"""Puts the service together. Decides nothing.
+
+A protocol beside /api/v2 is a package of its own, found by an entry point: a function that is
+called with the application, the tuner and the settings, and adds its routes.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.metadata import entry_points
 
 from flask import Flask
 
 from bagua_autotune.api import admission, errors, health, page, refusals, teams, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
-from bagua_autotune.bagua import routes as bagua
-from bagua_autotune.bagua.tuning import BaguaTuning
-from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.metrics.siblings import Siblings
 from bagua_autotune.settings import Settings
@@ -20,6 +22,11 @@ from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, Summaries
+
+logger = logging.getLogger(__name__)
+
+PROTOCOLS = "bagua_autotune.protocols"
+BAGUAS_OWN = "v1"
 
 
 def create_app(
@@ -35,10 +42,7 @@ def create_app(
     summaries = Summaries(store)
     metrics = Metrics(store, summaries, siblings, settings.teams)
     app.extensions[Metrics.__name__] = metrics
-    listeners = [*listeners, metrics]
-    if settings.csv_log:
-        listeners.append(CsvLog(Path.cwd()))
-    tuner = Tuner(store, settings.searcher, listeners, background=Pool())
+    tuner = Tuner(store, settings.searcher, [*listeners, metrics], background=Pool())
     overviews = Overviews(store, settings.searcher, tuner.knowledge, summaries, tuner.is_deciding)
     errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
@@ -48,6 +52,20 @@ def create_app(
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
     app.register_blueprint(v2.blueprint(tuner, overviews))
-    v1 = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
-    app.register_blueprint(bagua.blueprint(v1))
+    _add_protocols(app, tuner, settings)
     return app
+
+
+def _add_protocols(app: Flask, tuner: Tuner, settings: Settings) -> None:
+    added = set()
+    for protocol in entry_points(group=PROTOCOLS):
+        try:
+            add = protocol.load()
+        except ModuleNotFoundError as error:
+            if error.name != protocol.module.partition(".")[0]:
+                raise
+            continue  # its package was left out
+        add(app, tuner, settings)
+        added.add(protocol.name)
+    if BAGUAS_OWN not in added:
+        logger.info("Bagua's own protocol, /api/v1, is not served: bagua_v1 is not installed")

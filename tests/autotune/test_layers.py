@@ -26,7 +26,6 @@ LAYERS = {
     "tuning": {"deciding", "earlier", "measuring", "model", "store"},
     "views": {"tuning", "deciding", "earlier", "measuring", "search", "costs", "model", "store"},
     "metrics": {"views", "tuning", "measuring", "model", "store"},
-    "bagua": {"api", "tuning", "measuring", "model", "store"},
     "api": {"views", "metrics", "tuning", "earlier", "model", "store", "settings"},
     "cli": {
         "views",
@@ -40,7 +39,7 @@ LAYERS = {
     },
 }
 WRITER = "tuning.tuner"
-MAY_WRITE = ("tuning", "api", "bagua")
+MAY_WRITE = ("tuning", "api")
 
 
 def name_of(path: Path) -> str:

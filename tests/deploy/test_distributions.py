@@ -33,6 +33,7 @@ PACKAGES = (
     "autotune/bagua_autotune",
     "autotune/bagua_runs",
     "autotune/bagua_simulator",
+    "autotune/bagua_v1",
     "client/bagua_client",
     "client/bagua_wire",
 )

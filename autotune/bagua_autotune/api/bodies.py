@@ -52,18 +52,13 @@ class Bounds(NamedTuple):
 # As many values as a tensor, a bucket or a span has, and room for all else.
 MARKS_OF_ALL = 15 * MOST_TENSORS
 USUAL = Bounds(64 * 1024, 1000, 10_000)
-# One for each tensor, or for each step; and those of Bagua's hyperparameters, whose tensors lie in
-# buckets.
+# By the rule of a route, to which another protocol adds its own. One for each tensor, or for each
+# step.
 BOUNDS = {
     "/api/v2/jobs/<job_id>": Bounds(LARGEST_BODY_BYTES, MOST_TENSORS + 1000, MARKS_OF_ALL),
     "/api/v2/jobs/<job_id>/observations": Bounds(LARGEST_BODY_BYTES, 31_000, MARKS_OF_ALL),
     "/api/v2/jobs/<job_id>/profiles": Bounds(LARGEST_BODY_BYTES, MOST_TENSORS + 10, MARKS_OF_ALL),
     "/api/v2/copies": Bounds(LARGEST_BODY_BYTES, 2 * MOST_TENSORS, MARKS_OF_ALL),
-    "/api/v1/register_tensors": Bounds(LARGEST_BODY_BYTES, MOST_TENSORS + 10, MARKS_OF_ALL),
-    "/api/v1/report_metrics": Bounds(LARGEST_BODY_BYTES, 2 * MOST_TENSORS + 10, MARKS_OF_ALL),
-    "/api/v1/report_tensor_execution_order": Bounds(
-        LARGEST_BODY_BYTES, MOST_TENSORS + 10, MARKS_OF_ALL
-    ),
 }
 
 

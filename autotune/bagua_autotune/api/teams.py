@@ -19,7 +19,7 @@ JOBS = "/api/v2/jobs"
 JOB = f"{JOBS}/<job_id>"
 # A copy also holds jobs that are alike.
 OPERATORS_ONLY = ("/api/v2/prune", "/api/v2/copies", f"{JOB}/copy")
-BAGUAS_OWN = "/api/v1/"
+KNOWS_TEAMS = "/api/v2/"
 RETRY_AFTER_SECONDS = 10
 
 
@@ -42,8 +42,8 @@ def install(app: Flask, store: Store) -> None:
         if team is None or request.url_rule is None:
             return
         rule = request.url_rule.rule
-        if rule.startswith(BAGUAS_OWN):
-            abort(403, "Bagua's own protocol knows no teams: use the service's own token.")
+        if not rule.startswith(KNOWS_TEAMS):
+            abort(403, "This protocol knows no teams: use the service's own token.")
         if rule in OPERATORS_ONLY:
             abort(403, "This is not for teams: use the service's own token.")
         # A list goes on after a job, which has to be one of the team's, too.

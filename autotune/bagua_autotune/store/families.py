@@ -1,4 +1,4 @@
-"""Families: models of Bagua's protocol that look alike (see bagua.family), and the names that
+"""Families: models of Bagua's protocol that look alike (see bagua_v1.family), and the names that
 ranks use for them. What is known of a family is the protocol's own; here it is JSON."""
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Tuner:
     Args:
         store: where everything is kept; the tuner itself keeps nothing.
         searcher: name of the search method, see bagua_autotune.search.
-        listeners: are told of measured trials and decisions.
+        listeners: are told of measured trials and decisions; a protocol adds its own.
         clock: seconds since the epoch.
         background: where decisions on measured trials are made.
     """
@@ -94,11 +94,11 @@ class Tuner:
     ) -> None:
         self.store = store
         self.leases = Leases(store, clock)
-        self._listeners = listeners
+        self.listeners = [*listeners]
         self._clock = clock
         self.knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self.knowledge, clock)
-        self._decisions = Decisions(store, self._next, listeners, clock, background)
+        self._decisions = Decisions(store, self._next, self.listeners, clock, background)
         # Who polls reads one row.
         self._states: Cache[JobState] = Cache(STATUSES_KEPT)
 
@@ -191,7 +191,7 @@ class Tuner:
         )
         job, trials = self._met(found.job), found.trials
         if found.new:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.on_observed(job, found.new)
         deciding, current = self.is_deciding(job_id), trials[index]
         is_last = current is trials[-1]  # else its ranks go on already, and it is closed later
@@ -242,7 +242,7 @@ class Tuner:
         if saved is None:
             return self._polled(job_id)
         if self.store.count_saved(job_id, saved, self._clock()):
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.on_saved(job, saved.seconds)
         return self.ask(job_id)
 
@@ -335,7 +335,7 @@ class Tuner:
             logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
         elif self.store.open_round(job.id, self._clock()):
             logger.info("job %s: %s; tuning again, round %d", job.id, reason, job.round + 1)
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.on_round(job)
             self._decisions.start(job.id)
 
@@ -347,7 +347,7 @@ class Tuner:
 
     def _met(self, job: Job) -> Job:
         """A job whose ranks spoke; one that was only taken for gone goes on."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.on_heard(job.id)
         return self.leases.heard(job)
 

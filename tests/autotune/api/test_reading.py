@@ -219,28 +219,3 @@ def test_a_complexity_comes_back_and_need_not_be_told(client: FlaskClient) -> No
     client.post(f"{JOB}/observations", json={"trial": 0, "steps": [told, silent]})
     stored = client.get(f"{JOB}/observations").get_json()["observations"]
     assert [found["complexity"] for found in stored] == [120.0, None]
-
-
-def test_jobs_of_bagua_s_own_protocol_have_no_seconds(app: Flask) -> None:
-    client = app.test_client()
-    tensors = [{"name": f"t{n}", "num_elements": 10**6, "dtype": "f32"} for n in range(9)]
-    body = {"model_name": "bagua", "tensor_list": tensors, "whether_to_bucket": True}
-    assert client.post("/api/v1/register_tensors", json=body).status_code == 200
-    (listed,) = client.get("/api/v2/jobs").get_json()["jobs"]
-    path = f"/api/v2/jobs/{listed['id']}"
-    for iteration in (0, 100, 200, 300):
-        ask = {"model_name": "bagua", "rank": 0, "train_iter": iteration}
-        answer = client.post("/api/v1/ask_hyperparameters", json=ask).get_json()
-        ran = answer["recommended_hyperparameters"]
-        report = {**ask, "hyperparameters": ran, "speed": 10.0 + iteration}
-        client.post("/api/v1/report_metrics", json=report)
-    found = client.get(f"{path}/overview").get_json()
-    figures = found["job"]["figures"]
-    assert found["job"]["protocol"] == "v1"
-    assert {figures[k] for k in figures if k.endswith("_seconds") and k != "search_seconds"} == {
-        None
-    }
-    assert (found["steps"]["points"], found["best"], found["ranks"]) == ([], [], [])
-    assert client.get(f"{path}/curve").get_json()["curves"] == []
-    layout = client.get(f"{path}/buckets").get_json()["layouts"][0]
-    assert sum(bucket["tensors"] for bucket in layout["buckets"]) == 9

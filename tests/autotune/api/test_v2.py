@@ -341,23 +341,6 @@ def test_bad_events_are_refused(registered: FlaskClient) -> None:
     assert registered.get(f"{JOB}/events").get_json()["events"] == []
 
 
-def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: FlaskClient) -> None:
-    tensor = {"name": "a", "num_elements": 10, "dtype": "f32"}
-    model = {"model_name": "m", "tensor_list": [tensor]}
-    assert client.post("/api/v1/register_tensors", json=model).status_code == 200
-    (job,) = client.get("/api/v2/jobs").get_json()["jobs"]
-    path = f"/api/v2/jobs/{job['id']}"
-    detail = client.get(path).get_json()
-    assert detail["protocol"] == "v1"
-    assert_problem(client.post(f"{path}/events", json={"kind": "ended"}), 409, "/api/v1")
-    steps = {"trial": 0, "steps": [{"step": 1, "seconds": [0.1]}]}
-    assert_problem(client.post(f"{path}/observations", json=steps), 409, "/api/v1")
-    assert_problem(client.post(f"{path}/profiles", json=PROFILE), 409, "/api/v1")
-    known = set(registration()) | {"limits", "software"}
-    same = {key: value for key, value in detail.items() if key in known}
-    assert_problem(client.put(path, json=same), 409, "other content")
-
-
 def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:
     assert_problem(client.get(JOB), 404, "register it first")
     for kind in ("trials", "observations", "profiles", "events"):

@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.bagua.tuning import BaguaTuning
-from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.model.job import Job, Limits, Observation, Trial
+from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
-from tests.autotune.bagua.worker import Worker, cycle, enter
-from tests.autotune.support import Ranks, make_spec, stored_jobs
+from tests.autotune.support import Ranks, make_spec
 
 UNENDING = """
 import threading
@@ -118,35 +114,6 @@ def test_a_hundred_jobs_that_wait_take_no_thread_each():
     assert threading.active_count() <= before + MOST_AT_ONCE
     go_on.set()
     assert all(done.acquire(timeout=60) for _ in range(100))
-
-
-def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
-    decide = NextStep.after
-
-    def slow(*arguments) -> Step:
-        begun.set()
-        go_on.wait()
-        return decide(*arguments)
-
-    monkeypatch.setattr(NextStep, "after", slow)
-    store = Store(f"sqlite:///{tmp_path}/autotune.db")
-    limits = Limits(trial_seconds=0.001, warmup_seconds=0)
-    tuner = Tuner(store, "random", background=Pool())
-    service = BaguaTuning(tuner, limits, world_size=2)
-    workers = [Worker(service, "net", rank, lambda *_: 1.0) for rank in range(2)]
-    enter(workers)
-    for iteration in range(100, 1000, 100):
-        cycle(workers, iteration)
-    assert begun.wait(60)
-    (job,) = stored_jobs(store)
-    assert tuner.is_deciding(job.id), "as the page shows it"
-    go_on.set()
-    iteration = 1000
-    while len(store.trials(stored_jobs(store)[0].id)) < 2:
-        cycle(workers, iteration)
-        iteration += 100
-    store.close()
 
 
 STEADY = [Observation(step, (0.2,) * 4) for step in range(1, 40)]

@@ -9,18 +9,22 @@ not named here are ignored, as Bagua's own service ignores them.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
-from flask import Blueprint, Response
+from flask import Blueprint, Flask, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bagua_autotune.api.bodies import parse
+from bagua_autotune.api.bodies import BOUNDS, LARGEST_BODY_BYTES, MARKS_OF_ALL, Bounds, parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
-from bagua_autotune.bagua.storage import NotRegistered
-from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, JobName
 from bagua_autotune.model.received import Label
+from bagua_autotune.settings import Settings
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_v1.csv_log import CsvLog
+from bagua_v1.hyperparameters import tensor, to_configuration
+from bagua_v1.storage import NotRegistered
+from bagua_v1.tuning import BaguaTuning, RankOutsideWorld
 
 # An observation has a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
@@ -89,8 +93,20 @@ class ReportTensorExecutionOrder(_Message):
     spans: list[Span] = Field(max_length=MOST_TENSORS, fail_fast=True)
 
 
-def blueprint(tuning: BaguaTuning) -> Blueprint:
-    """The routes; the tuning answers them."""
+# Bagua's hyperparameters name the tensors in their buckets.
+for _route, _containers in (
+    ("register_tensors", MOST_TENSORS),
+    ("report_metrics", 2 * MOST_TENSORS),
+    ("report_tensor_execution_order", MOST_TENSORS),
+):
+    BOUNDS[f"/api/v1/{_route}"] = Bounds(LARGEST_BODY_BYTES, _containers + 10, MARKS_OF_ALL)
+
+
+def install(app: Flask, tuner: Tuner, settings: Settings) -> None:
+    """Add the routes, and the log that Bagua's variable asks for."""
+    if settings.csv_log:
+        tuner.listeners.append(CsvLog(Path.cwd()))
+    tuning = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
     api = Blueprint("v1", __name__, url_prefix="/api/v1")
 
     @api.post("/register_tensors")
@@ -136,7 +152,7 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
     def _rank_outside_world(error: RankOutsideWorld) -> Response:
         return failure(422, f"rank: {error} that the service was started with.")
 
-    return api
+    app.register_blueprint(api)
 
 
 def _answer(body: str) -> Response:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_autotune.bagua.family import Family, Grant, Window
-from bagua_autotune.bagua.hyperparameters import to_wire
 from bagua_autotune.store import Store
-from tests.autotune.bagua.worker import MIB, Later, Worker, addresses, tuning
+from bagua_v1.family import Family, Grant, Window
+from bagua_v1.hyperparameters import to_wire
 from tests.autotune.support import stored_jobs
+from tests.v1.worker import MIB, Later, Worker, addresses, tuning
 
 pytestmark = pytest.mark.slow
 

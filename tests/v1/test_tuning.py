@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.bagua.directory import NotRegistered
-from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
-from bagua_autotune.bagua.tuning import RankOutsideWorld, Trials
 from bagua_autotune.store import Store
-from tests.autotune.bagua.worker import (
+from bagua_v1.directory import NotRegistered
+from bagua_v1.hyperparameters import tensor, to_configuration
+from bagua_v1.tuning import RankOutsideWorld, Trials
+from tests.autotune.support import make_spec, stored_jobs
+from tests.v1.worker import (
     BEST,
     MIB,
     TENSORS,
@@ -28,7 +29,6 @@ from tests.autotune.bagua.worker import (
     run,
     tuning,
 )
-from tests.autotune.support import make_spec, stored_jobs
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ from sqlalchemy import delete
 from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
-from tests.autotune.bagua.worker import (
+from tests.autotune.support import stored_jobs
+from tests.v1.worker import (
     BEST,
     MIB,
     TENSORS,
@@ -24,7 +25,6 @@ from tests.autotune.bagua.worker import (
     run,
     tuning,
 )
-from tests.autotune.support import stored_jobs
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from bagua_autotune.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
-from bagua_autotune.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_v1.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
+from bagua_v1.tuning import BaguaTuning
 from tests.autotune.support import Clock
 
 MIB = 1024**2
@@ -46,7 +46,7 @@ def tuning(
     world_size: int | None = 2,
     searcher: str = "random",
     background: Background | None = None,
-    default_bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    default_bucket_bytes: int = 10 * MIB,
 ) -> BaguaTuning:
     """Searching at random where the search does not matter: it takes no time."""
     clock = Clock()

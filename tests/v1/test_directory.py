@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.bagua.directory import family_key, stem
-from bagua_autotune.bagua.hyperparameters import tensor
+from bagua_v1.directory import family_key, stem
+from bagua_v1.hyperparameters import tensor
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_v1.csv_log import CsvLog
 from tests.autotune.support import Ranks, make_spec
 
 

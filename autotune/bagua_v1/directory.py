@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from bagua_autotune.bagua import hyperparameters
-from bagua_autotune.bagua.family import Family
-from bagua_autotune.bagua.storage import Known, NotRegistered, Storage
 from bagua_autotune.model.job import Job, JobSpec, Limits
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_v1 import hyperparameters
+from bagua_v1.family import Family
+from bagua_v1.storage import Known, NotRegistered, Storage
 from bagua_wire.cutting import Tensor
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.bagua.hyperparameters import (
+from bagua_v1.hyperparameters import (
     ELEMENT_BYTES,
     UNBUCKETED_BYTES,
     UNBUCKETED_WIRE_BYTES,

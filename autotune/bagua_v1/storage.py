@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from bagua_autotune.bagua.family import Family
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import NoAnswer
 from bagua_autotune.store.families import Heard
+from bagua_v1.family import Family
 
 FAMILIES_KEPT = 1024
 NAMES_KEPT = 16_384

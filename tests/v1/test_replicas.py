@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.bagua.worker import TENSORS
 from tests.autotune.support import counting, stored_jobs
+from tests.v1.worker import TENSORS
 
 pytestmark = pytest.mark.slow
 

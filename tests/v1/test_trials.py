@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.bagua.tuning import are_enough, comparable
 from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.job import Observation
+from bagua_v1.tuning import are_enough, comparable
 
 pytestmark = pytest.mark.slow
 

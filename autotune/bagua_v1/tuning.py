@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean, median
 
-from bagua_autotune.bagua import hyperparameters
-from bagua_autotune.bagua.directory import Directory
-from bagua_autotune.bagua.family import Family, Grant, Model, Window
-from bagua_autotune.bagua.storage import Changed, Known, Storage
 from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits, Observation
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_v1 import hyperparameters
+from bagua_v1.directory import Directory
+from bagua_v1.family import Family, Grant, Model, Window
+from bagua_v1.storage import Changed, Known, Storage
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Tensor
 
@@ -188,7 +188,6 @@ def _mean(window: Observation, ranks: set[int]) -> float:
     return fmean(window.values[rank] or 0.0 for rank in ranks)
 
 
-DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks at different iterations for so long will hardly meet again.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
@@ -215,8 +214,8 @@ class BaguaTuning:
         self,
         tuner: Tuner,
         limits: Limits,
-        world_size: int | None = None,
-        default_bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        world_size: int | None,
+        default_bucket_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._tuner = tuner
