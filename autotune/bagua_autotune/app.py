@@ -25,9 +25,6 @@ from bagua_autotune.views import Overviews, Summaries
 
 logger = logging.getLogger(__name__)
 
-PROTOCOLS = "bagua_autotune.protocols"
-BAGUAS_OWN = "v1"
-
 
 def create_app(
     settings: Settings,
@@ -58,7 +55,7 @@ def create_app(
 
 def _add_protocols(app: Flask, tuner: Tuner, settings: Settings) -> None:
     added = set()
-    for protocol in entry_points(group=PROTOCOLS):
+    for protocol in entry_points(group="bagua_autotune.protocols"):
         try:
             add = protocol.load()
         except ModuleNotFoundError as error:
@@ -67,5 +64,5 @@ def _add_protocols(app: Flask, tuner: Tuner, settings: Settings) -> None:
             continue  # its package was left out
         add(app, tuner, settings)
         added.add(protocol.name)
-    if BAGUAS_OWN not in added:
+    if "v1" not in added:
         logger.info("Bagua's own protocol, /api/v1, is not served: bagua_v1 is not installed")

@@ -44,12 +44,8 @@ class CsvLog(TunerListener):
                     writer.writeheader()
                 writer.writerow(row)
         except OSError as error:  # a log that cannot be written must not stop the tuning
-            logger.warning(
-                "job %s: trial %d is not in the CSV log: %s",
-                job.id,
-                trial.index,
-                error,
-            )
+            lost = "job %s: trial %d is not in the CSV log: %s"
+            logger.warning(lost, job.id, trial.index, error)
 
 
 def _private(path: str, flags: int) -> int:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,14 @@ def test_of_the_service_it_imports_only_what_it_stands_on() -> None:
 def test_without_it_the_service_runs_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "bagua_v1.routes")
-    monkeypatch.setitem(sys.modules, "bagua_v1", None)
+    class LeftOut(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "bagua_v1":
+                raise ModuleNotFoundError(name=fullname)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bagua_v1"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [LeftOut(), *sys.meta_path])
     with caplog.at_level(logging.INFO):
         client = create_app(Settings(database="sqlite://"), store).test_client()
     assert [r.getMessage() for r in caplog.records if "/api/v1" in r.getMessage()] == [
