@@ -40,7 +40,7 @@ def _compare(backend: str) -> None:
     assert ours.reconfigure(ours.configuration)
     tunable = ours._tunable
     assert tunable is not None
-    first_sizes = tunable.offer.values(tunable.communicator)["first_bucket_bytes"]
+    first_sizes = tunable.offer.values()["first_bucket_bytes"]
     choose = random.Random(1)
     for step in range(50):
         if step % 5 == 4:

@@ -90,7 +90,7 @@ class RecutByHand(bagua_client.DistributedDataParallel):
 
 def _configuration(tunable: TunableReducer, turn: int) -> Configuration:
     """Another size and another way for each turn."""
-    values = tunable.offer.values(tunable.communicator)
+    values = tunable.offer.values()
     channels = [int(number) for number in values["channels"]]
     flat = [("off", number) for number in [*channels[1:], channels[0]]]
     by_node = [(str(way), n) for n in channels for way in values["hierarchical"][1:]]

@@ -93,10 +93,10 @@ class _Changes:
     def _other(self, tunable: TunableUnits) -> Configuration:
         """Another configuration than the one in force, of those that are offered."""
         offer, chosen = tunable.offer, self._random.choice
-        values = offer.values(tunable.communicator)
+        values = offer.values()
         channels = [int(n) for n in values.get("channels", (1,)) if int(n) <= MOST_CHANNELS]
         groups = ("shared", "own") if len(channels) > 1 else ("shared",)
-        reasons = offer.reasons(tunable.communicator)
+        reasons = offer.reasons()
         can_prefetch = not any(reason.startswith("prefetch") for reason in reasons)
         has_buffers = tunable.units[0].has_scatter_buffers
         low, high = offer.bucket_bytes

@@ -99,7 +99,7 @@ def sweep(spec: Mapping[str, Any], device: torch.device, limit: Limit) -> list[S
     for _ in range(3):
         steps()
     tunable = tunable_of(model)
-    kept = tunable.offer.values(tunable.communicator)["kept_units"]
+    kept = tunable.offer.values()["kept_units"]
     found = []
     for count, keep in itertools.product(CHANNELS, sorted(map(int, kept))):
         configuration = replace(tunable.default, channels=count, kept_units=keep)

@@ -167,8 +167,8 @@ def start_agent(
         name = name_of(environment, model, ranks, _models[ranks] + 1)
         handover = Handover(name, communicator, environment)
         handover.offer()
-        reasons = tunable.offer.reasons(communicator)
-        tunable.offer.values(communicator, environment.allowed)  # Needed once the job is described.
+        reasons = tunable.offer.reasons()
+        tunable.offer.values(environment.allowed)  # Needed once the job is described.
         return name, handover, [*reasons, *_not_for(tunable, environment.allowed)]
 
     name, handover, left_alone = together(offer, lambda _: None, *voters)
@@ -216,8 +216,7 @@ def _pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
 
 def _check_pinned(tunable: Tunable, knob: str, value: Any) -> None:
     """Raise ValueError if this rank's model cannot have that value."""
-    offered = tunable.offer.values(tunable.communicator)
-    possible = offered.get(knob, [getattr(tunable.default, knob)])
+    possible = tunable.offer.values().get(knob, [getattr(tunable.default, knob)])
     if value not in possible and not KNOBS[knob].kind.is_open:
         raise ValueError(f"this job can have {', '.join(map(str, possible))}")
     pinned: dict[str, Any] = {knob: value}

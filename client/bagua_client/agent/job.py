@@ -151,7 +151,7 @@ def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
     """Return the part of the user's choice that may be tried here."""
     values = tunable.default.values | {"algorithm": tunable.algorithm.name}
     offer, found = tunable.offer, {}
-    few = offer.values(tunable.communicator, environment.allowed)
+    few = offer.values(environment.allowed)
     for knob, offered in domains(*offer.bucket_bytes, few, offer.has_explicit_buckets).items():
         choice = environment.knobs.get(knob)
         domain = choice.within(knob, offered, values[knob]) if choice else offered

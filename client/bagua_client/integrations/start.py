@@ -96,7 +96,7 @@ def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
     if known := tunable.refusal or file.obstacle(tunable.tensors):
         return known
     asked, offer, communicator = file.configuration, tunable.offer, tunable.communicator
-    ways = offer.values(communicator).get("hierarchical", (asked.hierarchical,))
+    ways = offer.values().get("hierarchical", (asked.hierarchical,))
     if asked.hierarchical not in ways:
         nodes = ", ".join(map(str, communicator.topology.ranks_per_node))
         return (
@@ -106,8 +106,8 @@ def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
     try:
         communicator.check(asked)
         tunable.plan(offer.at_first(asked))
-        if asked.buckets and not offer.has_explicit_buckets:
-            return offer.reasons(communicator)[-1]
+        if asked.buckets:
+            return offer.table()["buckets"].left_alone
     except (RuntimeError, ValueError) as error:
         return str(error)
     return ""

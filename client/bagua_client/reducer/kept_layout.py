@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
-from bagua_client.reducer.offer import Offer
+from bagua_client.reducer.offer import ReplicatedOffer
 from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.tunable.reconfiguration import Reconfiguration
 from bagua_client.tunable.tunable import Tunable
@@ -33,7 +33,7 @@ class Kept(Tunable, Protocol):
     is_attached: bool
 
     @property
-    def offer(self) -> Offer: ...
+    def offer(self) -> ReplicatedOffer: ...
 
     def cut_in(self, order: Sequence[int], at_once: bool) -> None:
         """Cut in this order, which all ranks know before the first step: now, or as ever later."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client.algorithms import Algorithm
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
@@ -17,109 +14,98 @@ from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 from bagua_client.torch_private.wrapper import knows_parameters
 from bagua_client.tunable.looks import a_look
+from bagua_client.tunable.offer import Limit, Offer, only
 from bagua_wire.knob_kinds import Value
 from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 
 KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62
+THEIRS = (
+    "the training's own communication hook carries the buckets; only their sizes can be changed"
+)
 LEAVES_FIRST_STEP_OUT = (
     "torch has not reduced the first step of this static graph, as its backward pass did not begin "
     "at the wrapper's output; it would not reduce the first one after a re-cut either"
 )
 
 
-@dataclass(frozen=True)
-class Offer:
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedOffer(Offer):
     """The settings that this torch release, the wrapper and the training's own hook let us change.
 
     Attributes:
-        default: the configuration that the job begins with.
         default_caps: the bucket caps that torch had when the model was wrapped.
         tensors: specs of the model's tensors.
         in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
         hook: the training's own communication hook, which carries the buckets; None: torch or this
             package carries them.
-        algorithms: given the allowed names, returns the algorithms that may be tried, the
-            wrapper's own first.
     """
 
-    default: Configuration
+    kind = "replicated"
     default_caps: Caps
     tensors: Sequence[TensorSpec]
     in_ready_order: bool
     hook: UserHook | None
-    algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
-    kind = "replicated"
-    carried_by: ClassVar[Mapping[str, str]] = {}
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """An explicit list counts in the order in which gradients become ready."""
         return replace(configuration, buckets=())
 
-    def reasons(self, communicator: Communicator) -> list[str]:
-        """The reasons why some settings cannot be changed, a sentence each."""
-        found = []
-        if communicator.obstacle:
-            found.append(f"one channel, and no way to reduce but flat: {communicator.obstacle}")
-        elif _fills_links(communicator):
-            found.append("one channel: all ranks are on one host, whose links NCCL fills with one")
-        if self.hook is not None:
-            found.append(describe_hook(self.hook))
-        if self._obstacle:
-            found.append(f"explicit buckets and a last bucket of its own: {self._obstacle}")
-        return found
-
-    @property
-    def bucket_bytes(self) -> tuple[int, int]:
-        """The smallest and the largest size of a bucket that is tried."""
-        default = self.default.bucket_bytes
-        return min(BUCKET_SIZES.low_bytes, default), max(BUCKET_SIZES.high_bytes, default)
-
-    @property
-    def has_explicit_buckets(self) -> bool:
-        """Whether torch can cut an explicit list of buckets."""
-        return not self._obstacle
-
-    def values(
-        self, communicator: Communicator, allowed: Collection[str] = ()
-    ) -> dict[str, Sequence[Value]]:
-        """The values worth trying of each knob that has few, by knob.
-
-        Args:
-            allowed: the values that the user allows although they change the numbers.
-        """
-        limited: dict[str, Sequence[Value]] = {
-            "hierarchical": self._ways(communicator),
-            "channels": self._channels(communicator),
-            "first_bucket_bytes": self._first_sizes(),
-            "last_bucket_bytes": [0] if self._obstacle else EDGE_BUCKET_BYTES,
-            "wire_precision": self._usual("wire_precision", allowed) if self._is_wide else (),
-            "algorithm": self._algorithms(allowed),
+    def limits(self) -> dict[str, Limit]:
+        """The rows of a model that nobody else carries the buckets of."""
+        own, obstacle = self.default.bucket_bytes, self._obstacle
+        sizes = min(BUCKET_SIZES.low_bytes, own), max(BUCKET_SIZES.high_bytes, own)
+        uneven = obstacle and (
+            f"explicit buckets and a last bucket of another size are not possible: {obstacle}"
+        )
+        told = obstacle and f"explicit buckets and a last bucket of its own: {obstacle}"
+        is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
+        return {
+            "bucket_bytes": Limit(sizes),
+            "hierarchical": Limit(self._ways(), fewest=1),
+            "channels": Limit(self._channels(), self._why_one_channel(), fewest=1),
+            "first_bucket_bytes": Limit(self._first_sizes(), fewest=1),
+            "last_bucket_bytes": Limit(EDGE_BUCKET_BYTES, cannot=only(0, uneven), fewest=1),
+            "wire_precision": Limit(KNOBS["wire_precision"].kind.tried if is_wide else ()),
+            "algorithm": Limit(left_alone=describe_hook(self.hook) if self.hook else ""),
+            "buckets": Limit(left_alone=told, cannot=only((), uneven)),
         }
-        ours = [name for name, knob in KNOBS.items() if self.kind in knob.models]
-        found = {name: limited.get(name, self._usual(name, allowed)) for name in ours}
-        return {name: list(values) for name, values in found.items() if values}
 
-    def _usual(self, name: str, allowed: Collection[str]) -> Sequence[Value]:
-        """The values of a knob that nothing limits but the user; none if there is no choice."""
-        knob, default = KNOBS[name], getattr(self.default, name)
-        if self.hook is not None and not knob.cuts:
-            return ()
-        tried = [v for v in knob.kind.tried if not knob.changes_numbers or str(v) in allowed]
-        others = [value for value in tried if value != default]
-        return [default, *others] if others else ()
+    def table(self) -> dict[str, Limit]:
+        """Beside a hook of the training's own only the sizes of buckets can be changed, and under
+        some hooks nothing."""
+        rows, hook = super().table(), self.hook
+        if hook is None:
+            return rows
+        fixed = _obstacle_of(hook) if hook.run is not None and why_not_recut(hook.run) else ""
+        given = configuration_of(self.default_caps)
+        for name, row in rows.items():
+            if not KNOBS[name].cuts:
+                rows[name] = row._replace(cannot=only(KNOBS[name].default, fixed or THEIRS))
+            elif fixed:
+                rows[name] = row._replace(cannot=only(getattr(given, name), fixed))
+        return rows
 
-    def _ways(self, communicator: Communicator) -> Sequence[Value]:
-        topology = communicator.topology
-        if communicator.obstacle or self.hook is not None or not topology.is_hierarchical:
+    def _ways(self) -> Sequence[Value]:
+        topology = self.communicator.topology
+        if self.communicator.obstacle or not topology.is_hierarchical:
             return ("off",)
         # Which of the two is faster depends on the links inside and between the nodes.
         return ("off", "leaders", "shards") if topology.is_uniform else ("off", "leaders")
 
-    def _channels(self, communicator: Communicator) -> Sequence[Value]:
-        if communicator.obstacle or self.hook is not None or _fills_links(communicator):
+    def _channels(self) -> Sequence[Value]:
+        if self._why_one_channel():
             return (self.default.channels,)
-        return [count for count in CHANNELS_VALUES if count <= communicator.most_channels]
+        return [count for count in CHANNELS_VALUES if count <= self.communicator.most_channels]
+
+    def _why_one_channel(self) -> str:
+        communicator = self.communicator
+        if communicator.obstacle:
+            return f"one channel, and no way to reduce but flat: {communicator.obstacle}"
+        if communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1:
+            # Over NVLink 100 MB take 0.4 ms; more only take multiprocessors from the training.
+            return "one channel: all ranks are on one host, whose links NCCL fills with one"
+        return ""
 
     def _first_sizes(self) -> Sequence[Value]:
         sizes = {self.default.first_bucket_bytes}
@@ -127,48 +113,22 @@ class Offer:
             sizes |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
         return sorted(sizes)
 
-    def _algorithms(self, allowed: Collection[str]) -> Sequence[Value]:
-        choices = self.algorithms(allowed) if self.hook is None else []
-        # Buckets do not matter to an algorithm that communicates weights. The service must be told
-        # its name to know that, even when there is no other choice.
-        if len(choices) > 1 or any(each.moves_weights for each in choices):
-            return [each.name for each in choices]
-        return ()
-
-    @property
-    def _is_wide(self) -> bool:
-        """Whether some gradient has more than 16 bits."""
-        return any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
-
     def caps(self, layout: Layout) -> Caps:
-        """The bucket caps with which torch cuts ``layout``.
+        """The bucket caps with which torch cuts ``layout``, whose configuration is a possible one.
 
         Raises:
-            ValueError: torch cannot cut it, or its buckets cannot travel as it says.
+            ValueError: torch cannot cut it.
         """
         asked = layout.configuration
-        asked.check_model(self.kind)
         if asked == self.default and asked.cut == configuration_of(self.default_caps).cut:
             return self.default_caps
-        if self.hook is not None and self.hook.run is not None and why_not_recut(self.hook.run):
-            raise ValueError(_obstacle_of(self.hook))
-        if self.hook is not None and not asked.is_torchs_way:
-            raise ValueError(
-                "the training's own communication hook carries the buckets; only their sizes "
-                "can be changed"
-            )
-        if not asked.buckets and not asked.last_bucket_bytes:
-            caps = _ends(asked.bucket_bytes, asked.first_bucket_bytes)
-            if not torchs.can_cut(caps):
-                raise ValueError(f"this torch cannot cut a first bucket of {caps.first_bytes} B")
-            return caps
-        if self._obstacle:
-            raise ValueError(
-                "explicit buckets and a last bucket of another size are not possible: "
-                f"{self._obstacle}"
-            )
-        sizes = tuple(sum(self.tensors[i].bytes for i in bucket) for bucket in layout.partition)
-        return Caps(max(sizes), sizes[0], sizes)
+        if asked.buckets or asked.last_bucket_bytes:
+            sizes = tuple(sum(self.tensors[i].bytes for i in bucket) for bucket in layout.partition)
+            return Caps(max(sizes), sizes[0], sizes)
+        caps = _ends(asked.bucket_bytes, asked.first_bucket_bytes)
+        if not torchs.can_cut(caps):
+            raise ValueError(f"this torch cannot cut a first bucket of {caps.first_bytes} B")
+        return caps
 
     @property
     def _obstacle(self) -> str:
@@ -185,12 +145,6 @@ class Offer:
         if len({tensor.group for tensor in self.tensors}) > 1:
             return "torch counts its caps anew for each dtype and device, and this model has more"
         return ""
-
-
-def _fills_links(communicator: Communicator) -> bool:
-    """Whether one channel fills all links. It does when all GPUs are on one host (over NVLink 100
-    MB take 0.4 ms); more channels would only take multiprocessors from the training."""
-    return communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1
 
 
 @a_look

@@ -30,7 +30,7 @@ from bagua_client.reducer.comm_hook import Mark
 from bagua_client.reducer.cut import Cut
 from bagua_client.reducer.kept_layout import KeptLayout
 from bagua_client.reducer.observation import Observation
-from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
+from bagua_client.reducer.offer import ReplicatedOffer, configuration_of, refusal_of
 from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
@@ -94,10 +94,11 @@ class TunableReducer(ChangedTogether):
         return self._order.indices
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> ReplicatedOffer:
         """What may be changed, and why the rest may not."""
-        return Offer(
+        return ReplicatedOffer(
             default=self.default,
+            communicator=self.communicator,
             default_caps=self._cut.default_caps,
             tensors=self.tensors,
             in_ready_order=not self._cut.keeps_order,
@@ -128,8 +129,9 @@ class TunableReducer(ChangedTogether):
             )
         configuration = self._replication.declared.named(configuration)
         self._replication.planned(configuration)
-        layout = plan(self.tensors, self.order, configuration)
-        self.offer.caps(layout)
+        layout, offer = plan(self.tensors, self.order, configuration), self.offer
+        offer.check(configuration)
+        offer.caps(layout)
         return layout
 
     # Changes

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch.distributed as dist
 
-from bagua_client.algorithms import Algorithm
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.layout import Layout, TensorSpec
+from bagua_client.layout import TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.looks import a_look
-from bagua_wire.knob_kinds import Value
+from bagua_client.tunable.offer import Limit, Offer, only
 from bagua_wire.knobs import CHANNELS_VALUES, KNOBS
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
@@ -26,162 +23,117 @@ NOT_SEEN = "the order in which the model uses them is known after some steps"
 """Why units cannot be merged yet."""
 MOST_CHANNELS = 8
 """A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
+NOT_REPLACEABLE = "torch before 2.9 does not let others communicate for fully_shard"
+OWN_OBJECTS = "the training's own objects communicate the units"
+AHEAD_ALREADY = "the training itself says what is gathered ahead"
+NODES_NEEDED = (
+    "the parts of a sharded model travel by node (shards) where one copy of it is spread over "
+    "several nodes with the same number of ranks, more than one"
+)
+NO_NODE_COPY = (
+    "a copy in each node is not possible here: one copy of the model must be spread over several "
+    "nodes of several ranks each, and by fully_shard alone"
+)
 PREFETCHED, BUFFERS = (0, 2), (1, 2)
 """One unit ahead is what torch does anyway; more of either takes memory and showed nothing."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """Which settings of one model can be changed.
+@dataclass(frozen=True, kw_only=True)
+class ShardedOffer(Offer):
+    """Which settings of a sharded model can be changed.
 
     Attributes:
-        default: the configuration that the model would have without tuning.
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
         unmergeable: why no units can be merged; empty: some can.
         has_nodes: whether the model's parts can travel by node.
-        algorithms: given the allowed names, returns the algorithms that may be tried, the model's
-            own first.
     """
 
-    default: Configuration
+    kind = "sharded"
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
     unmergeable: str
     has_nodes: bool = False
-    algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
-    has_explicit_buckets = False
-    kind = "sharded"
-    carried_by: ClassVar[Mapping[str, str]] = {"sharding": "fully_shard"}
 
     @property
-    def bucket_bytes(self) -> tuple[int, int]:
-        """The smallest and the largest number of bytes of units that communicate as one."""
-        low = self.default.bucket_bytes
-        return low, low if self.unmergeable else max(low, sum(s.bytes for s in self.tensors))
+    def carried_by(self) -> Mapping[str, str]:
+        return {"sharding": "fully_shard"}
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """Units are merged once it is known in which order the model uses them."""
         return replace(configuration, bucket_bytes=self.default.bucket_bytes)
 
-    def reasons(self, communicator: Communicator) -> list[str]:
-        """The reasons why some settings cannot be changed, a sentence each."""
-        found = []
-        if self._channels_obstacle(communicator):
-            found.append(f"one channel: {self._channels_obstacle(communicator)}")
-        if self._has_lists:
-            found.append("prefetch: the training itself says what is gathered ahead")
-        if not self.units[0].has_scatter_buffers:
-            found.append("scatter buffers: torch before 2.13 has one")
-        if self.unmergeable and self.unmergeable != NOT_SEEN:
-            found.append(f"units that communicate as one: {self.unmergeable}")
-        if not self._most_kept:
-            found.append("kept units: the training keeps all of them")
-        return found
+    def limits(self) -> dict[str, Limit]:
+        units, communicator, first = self.units, self.communicator, self.first
+        no_numbers = "" if all(unit.is_replaceable for unit in units) else NOT_REPLACEABLE
+        carried = no_numbers or ("" if all(unit.carries_itself for unit in units) else OWN_OBJECTS)
+        alone = carried or communicator.obstacle
+        is_ahead = any(unit.given.forward or unit.given.backward for unit in units)
+        has_buffers, on_gpu = units[0].has_scatter_buffers, communicator.device.type == "cuda"
+        most_kept = sum(unit.given.mesh_kept is not None for unit in units)
+        may_be_spread = self.has_nodes and any(unit.may_be_spread for unit in units)
+        is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
+        most = min(communicator.most_channels, MOST_CHANNELS)
+        low = high = self.default.bucket_bytes
+        if not self.unmergeable:
+            high = max(low, sum(spec.bytes for spec in self.tensors))
+        unmerged = "" if self.unmergeable == NOT_SEEN else self.unmergeable
 
-    def values(
-        self, communicator: Communicator, allowed: Collection[str] = ()
-    ) -> dict[str, Sequence[Value]]:
-        """The values worth trying of each knob, by knob.
+        def kept(count: int) -> str:
+            if count <= most_kept:
+                return ""
+            return f"{count} units cannot be kept, as only {most_kept} are gathered twice in a step"
 
-        Args:
-            allowed: the values that the user allows although they change the numbers.
-        """
-        is_wide = self._is_replaceable and any(
-            unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units
-        )
-        precisions = [v for v in KNOBS["wire_precision"].kind.tried if str(v) in allowed]
-        can_split = not self._channels_obstacle(communicator)
-        has_buffers, on_gpu = self.units[0].has_scatter_buffers, communicator.device.type == "cuda"
-        most = communicator.most_channels if can_split else 1
-        found: dict[str, Sequence[Value]] = {
-            "channels": [count for count in CHANNELS_VALUES if count <= min(most, MOST_CHANNELS)],
-            "kept_units": self._kept(),
+        def by_node(way: str) -> str:
+            if way not in ("off", "shards" if self.has_nodes else "off"):
+                return f"hierarchical {way} is not possible here: {NODES_NEEDED}"
+            return only("off", carried)(way)
+
+        return {
+            "channels": Limit(
+                first("channels", [] if alone else [n for n in CHANNELS_VALUES if n <= most]),
+                alone and f"one channel: {alone}",
+                only(1, carried),
+            ),
             # Without streams nothing is gathered ahead of its use, nor reduced beside it.
-            "prefetch": PREFETCHED if on_gpu and not self._has_lists else (0,),
-            "scatter_group": ("shared", "own") if on_gpu and can_split else ("shared",),
-            "scatter_buffers": BUFFERS if on_gpu and has_buffers else (1,),
-            "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
-            "hierarchical": ("off", "shards") if self.has_nodes and can_split else ("off",),
-            "node_copy": ("off", "on") if self._may_be_spread and can_split else ("off",),
+            "prefetch": Limit(
+                first("prefetch", PREFETCHED if on_gpu else ()),
+                f"prefetch: {AHEAD_ALREADY}" if is_ahead else "",
+                only(0, AHEAD_ALREADY if is_ahead else ""),
+            ),
+            "scatter_group": Limit(
+                first("scatter_group", ("shared", "own") if on_gpu and not alone else ()),
+                cannot=only("shared", carried),
+            ),
+            "scatter_buffers": Limit(
+                first("scatter_buffers", BUFFERS if on_gpu else ()),
+                "" if has_buffers else "scatter buffers: torch before 2.13 has one",
+                only(1, "" if has_buffers else "torch before 2.13 has one scatter buffer"),
+            ),
+            "bucket_bytes": Limit(
+                (low, high),
+                unmerged and f"units that communicate as one: {unmerged}",
+                only(low, self.unmergeable and f"units cannot be merged: {self.unmergeable}"),
+            ),
+            "kept_units": Limit(
+                first("kept_units", sorted({0, *(round(p * most_kept) for p in PARTS_KEPT)})),
+                "" if most_kept else "kept units: the training keeps all of them",
+                kept,
+            ),
+            "wire_precision": Limit(
+                KNOBS["wire_precision"].kind.tried if is_wide else (),
+                cannot=only("as_is", no_numbers),
+            ),
+            "hierarchical": Limit(
+                first("hierarchical", ("off", "shards") if self.has_nodes and not alone else ()),
+                cannot=by_node,
+            ),
+            "node_copy": Limit(
+                first("node_copy", ("off", "on") if may_be_spread and not alone else ()),
+                cannot=only("off", "" if may_be_spread else NO_NODE_COPY),
+            ),
+            "algorithm": Limit(cannot=only("", no_numbers)),
         }
-        values: dict[str, Sequence[Value]]
-        values = {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
-        algorithms = self.algorithms(allowed) if self._is_replaceable else ()
-        if len(algorithms) > 1:
-            values["algorithm"] = [each.name for each in algorithms]
-        return values
-
-    def check(self, layout: Layout) -> None:
-        """Check that the model can have the layout and its configuration.
-
-        Raises:
-            ValueError: it cannot.
-        """
-        configuration = layout.configuration
-        configuration.check_model(self.kind)
-        if self.unmergeable and configuration.bucket_bytes != self.default.bucket_bytes:
-            raise ValueError(f"units cannot be merged: {self.unmergeable}")
-        if configuration.kept_units > self._most_kept:
-            raise ValueError(
-                f"{configuration.kept_units} units cannot be kept, as only {self._most_kept} are "
-                "gathered twice in a step"
-            )
-        if configuration.prefetch and self._has_lists:
-            raise ValueError("the training itself says what is gathered ahead")
-        if configuration.scatter_buffers > 1 and not self.units[0].has_scatter_buffers:
-            raise ValueError("torch before 2.13 has one scatter buffer")
-        if configuration.hierarchical not in ("off", "shards" if self.has_nodes else "off"):
-            raise ValueError(
-                f"hierarchical {configuration.hierarchical} is not possible here: the parts of a "
-                "sharded model travel by node (shards) where one copy of it is spread over several "
-                "nodes with the same number of ranks, more than one"
-            )
-        if configuration.node_copy == "on" and not self._may_be_spread:
-            raise ValueError(
-                "a copy in each node is not possible here: one copy of the model must be spread "
-                "over several nodes of several ranks each, and by fully_shard alone"
-            )
-        if uses_ours(configuration) and self._carrying_obstacle:
-            raise ValueError(self._carrying_obstacle)
-        if configuration.changes_numbers and not self._is_replaceable:
-            raise ValueError(self._carrying_obstacle)
-
-    def _first(self, name: str, tried: Sequence[Value]) -> list[Value]:
-        default = getattr(self.default, name)
-        return [default, *(value for value in tried if value != default)]
-
-    def _kept(self) -> Sequence[int]:
-        counts = {round(share * self._most_kept) for share in PARTS_KEPT}
-        return sorted({0} | counts)
-
-    @property
-    def _most_kept(self) -> int:
-        return sum(unit.given.mesh_kept is not None for unit in self.units)
-
-    @property
-    def _may_be_spread(self) -> bool:
-        return self.has_nodes and any(unit.may_be_spread for unit in self.units)
-
-    @property
-    def _has_lists(self) -> bool:
-        return any(unit.given.forward or unit.given.backward for unit in self.units)
-
-    @property
-    def _is_replaceable(self) -> bool:
-        return all(unit.is_replaceable for unit in self.units)
-
-    @property
-    def _carrying_obstacle(self) -> str:
-        """Why ours cannot communicate in the place of torch's objects; empty: they can."""
-        if not self._is_replaceable:
-            return "torch before 2.9 does not let others communicate for fully_shard"
-        if not all(unit.carries_itself for unit in self.units):
-            return "the training's own objects communicate the units"
-        return ""
-
-    def _channels_obstacle(self, communicator: Communicator) -> str:
-        return self._carrying_obstacle or communicator.obstacle
 
 
 def default_of(units: Sequence[Unit]) -> Configuration:

@@ -23,7 +23,14 @@ from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory
-from bagua_client.sharded.offer import NOT_SEEN, Offer, default_of, refusal_of, specs_of, uses_ours
+from bagua_client.sharded.offer import (
+    NOT_SEEN,
+    ShardedOffer,
+    default_of,
+    refusal_of,
+    specs_of,
+    uses_ours,
+)
 from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
@@ -269,15 +276,16 @@ class TunableUnits(ChangedTogether):
     # Plan
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> ShardedOffer:
         """What may be changed, and why the rest may not."""
-        return Offer(
-            self.default,
-            self.units,
-            self.tensors,
-            self._unmergeable,
-            self.communicator.has_nodes,
-            self.declared.choices,
+        return ShardedOffer(
+            default=self.default,
+            communicator=self.communicator,
+            algorithms=self.declared.choices,
+            units=self.units,
+            tensors=self.tensors,
+            unmergeable=self._unmergeable,
+            has_nodes=self.communicator.has_nodes,
         )
 
     @property
@@ -292,9 +300,8 @@ class TunableUnits(ChangedTogether):
         """See :meth:`Tunable.plan`."""
         configuration = self.declared.named(configuration)
         self._planned(configuration)
-        layout = plan(self.tensors, self.order, configuration)
-        self.offer.check(layout)
-        return layout
+        self.offer.check(configuration)
+        return plan(self.tensors, self.order, configuration)
 
     def _planned(self, configuration: Configuration) -> Algorithm:
         """The algorithm that a configuration names: the one in force, or a new one.

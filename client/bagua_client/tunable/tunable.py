@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -15,48 +15,8 @@ from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.offer import Offer
 from bagua_client.tunable.timeline import Timeline
-from bagua_wire.knob_kinds import Value
-
-
-class Offer(Protocol):
-    """Which settings can be changed, and why the others cannot."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of the model: ``replicated``, ``sharded`` or ``zero``."""
-
-    @property
-    def carried_by(self) -> Mapping[str, str]:
-        """What carries the gradients if that is not DistributedDataParallel, as the service is
-        told; it is a part of the job's fingerprint."""
-
-    @property
-    def algorithms(self) -> Callable[[Collection[str]], Sequence[Algorithm]]:
-        """Given the allowed names, the algorithms that may be tried, the model's own first."""
-
-    @property
-    def bucket_bytes(self) -> tuple[int, int]:
-        """The smallest and the largest size of a bucket that is tried."""
-
-    @property
-    def has_explicit_buckets(self) -> bool:
-        """Whether an explicit list of buckets can be cut."""
-
-    def at_first(self, configuration: Configuration) -> Configuration:
-        """What of ``configuration`` can be put in force before the order is known."""
-
-    def reasons(self, communicator: Communicator) -> list[str]:
-        """Why some settings cannot be changed, a sentence each."""
-
-    def values(
-        self, communicator: Communicator, allowed: Collection[str] = ()
-    ) -> dict[str, Sequence[Value]]:
-        """The values worth trying of each knob that has few, by knob.
-
-        Args:
-            allowed: the values that the user allows although they change the numbers.
-        """
 
 
 class Observation(Protocol):

@@ -22,7 +22,7 @@ from bagua_client.tunable.device_memory import DeviceMemory, memory_of
 from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.timeline import Timeline
 from bagua_client.zero.buckets import Buckets, Sizes, refusal_of
-from bagua_client.zero.offer import Offer, default_of, sizes_of
+from bagua_client.zero.offer import EngineOffer, default_of, sizes_of
 
 # How much of a device's memory the sizes of an engine need.
 
@@ -97,9 +97,15 @@ class TunableEngine(ChangedTogether):
     # Plan
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> EngineOffer:
         """What may be changed, and why the rest may not."""
-        return Offer(self.default, self._given, self.buckets, lambda allowed: [self.algorithm])
+        return EngineOffer(
+            default=self.default,
+            communicator=self.communicator,
+            algorithms=lambda allowed: [self.algorithm],
+            given=self._given,
+            buckets=self.buckets,
+        )
 
     @property
     def refusal(self) -> str:

@@ -304,7 +304,7 @@ def _offered(allowed: set[str]) -> list[list[Any]]:
     model: Any = bagua_client.tune(sharded(Kind()))
     train(model, Kind(), {}, 1)
     tunable = tunable_of(model)
-    values = tunable.offer.values(tunable.communicator, allowed)
+    values = tunable.offer.values(allowed)
     return [list(values.get("algorithm", ())), list(values.get("hierarchical", ()))]
 
 

@@ -8,7 +8,7 @@ import torch
 from bagua_client import Configuration
 from bagua_client.communication import nccl
 from bagua_client.communication.communicator import Communicator
-from bagua_client.reducer.offer import Offer
+from bagua_client.reducer.offer import ReplicatedOffer
 from bagua_client.torch_private.reducer import Caps
 from tests.client.communication.test_communicator import CPU, _world
 from tests.ranks import RankPool
@@ -36,14 +36,19 @@ def test_a_large_gpu_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _offered_channels() -> list[object]:
     """Of GPUs of one host, and of CPUs."""
-    offer = Offer(
-        default=Configuration(), default_caps=Caps(1, 1), tensors=(), in_ready_order=True, hook=None
-    )
     found = []
     for device in (CPU, GPU):
         communicator = Communicator(_world(), CPU)
         communicator.device = device
-        found += [offer.values(communicator)["channels"], len(offer.reasons(communicator))]
+        offer = ReplicatedOffer(
+            default=Configuration(),
+            communicator=communicator,
+            default_caps=Caps(1, 1),
+            tensors=(),
+            in_ready_order=True,
+            hook=None,
+        )
+        found += [offer.values()["channels"], len(offer.reasons())]
     return found
 
 

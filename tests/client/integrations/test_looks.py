@@ -44,6 +44,7 @@ from bagua_client.sharded.tunable_units import Passes, TunableUnits
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private import sharded as torchs_sharded
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.tunable.offer import Offer
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
 from tests.ranks import RankPool
@@ -121,8 +122,8 @@ OF_REPLICATED = [
     Fault(Replication, "__init__"),
     Fault(TunableReducer, "attach"),
     Fault(TunableReducer, "attach", CHECKED),
-    Fault(offer.Offer, "reasons"),
-    Fault(offer.Offer, "values", PINNED),
+    Fault(Offer, "reasons"),
+    Fault(Offer, "values", PINNED),
 ]
 OF_SHARDED = [
     Fault(sharded_model, "units_of"),

@@ -87,7 +87,7 @@ def _told(folder: Path, *words: str) -> tuple[list[str], str]:
     ("kind", "looks"),
     [
         ("script", ["agent.admission:name_of", "measuring.rank_measurement:StepBoundary.__init__"]),
-        pytest.param("lightning", ["reducer.offer:Offer.reasons"], marks=needs("lightning")),
+        pytest.param("lightning", ["tunable.offer:Offer.reasons"], marks=needs("lightning")),
     ],
 )
 def test_a_look_that_fails_on_a_rank_changes_nothing_and_is_one_line(
