@@ -16,6 +16,7 @@ from bagua_client.integrations.distributed_data_parallel import _tunable_of
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.reducer import caps_of
+from bagua_client.tunable.tunable import NOBODY, Nobody
 
 SIZES_BYTES = (1, 100 * 1024, 4096, 25 << 20, 1 << 20)
 
@@ -47,24 +48,24 @@ class Recut(bagua_client.DistributedDataParallel):
             return
         tunable = _tunable_of(self)
         tunable.attach()
-        tunable.after_reduction = _Changes(tunable)
+        tunable.report_to(_Changes(tunable))
 
 
-class _Changes:
+class _Changes(Nobody):
     """Called at the end of each step."""
 
     def __init__(self, tunable: TunableReducer) -> None:
         self._tunable = weakref.ref(tunable)
         self._steps = 0
 
-    def __call__(self) -> None:
+    def reduced(self) -> None:
         tunable = self._tunable()
         self._steps += 1
         if tunable is None or self._steps % 2:
             return
         if tunable.refusal:
             counts["refused"] += 1
-            tunable.after_reduction = None
+            tunable.report_to(NOBODY)
             return
         tunable.schedule(tunable.plan(_configuration(tunable, self._steps // 2 - 1)))
         # In turns as a trial is observed at first, and again: then torch carries what it can.

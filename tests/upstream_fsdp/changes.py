@@ -22,6 +22,7 @@ from bagua_client.communication import link
 from bagua_client.integrations import replacement, sharded_model
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.tunable.reconfiguration import Reconfiguration
+from bagua_client.tunable.tunable import Nobody
 
 MOST_CHANNELS = 4
 """Of those that are offered: each is a group of gloo's, with a thread of its own."""
@@ -65,10 +66,10 @@ def _begin(model: Any, *_: Any) -> None:
         return
     tunable = sharded_model.tunable_of(model)
     tunable.attach()
-    tunable.after_reduction = _Changes(tunable)
+    tunable.report_to(_Changes(tunable))
 
 
-class _Changes:
+class _Changes(Nobody):
     """Called at the end of each backward pass."""
 
     def __init__(self, tunable: TunableUnits) -> None:
@@ -77,7 +78,7 @@ class _Changes:
         self._random = random.Random(_test)
         self._steps = 0
 
-    def __call__(self) -> None:
+    def reduced(self) -> None:
         tunable = self._tunable()
         self._steps += 1
         if tunable is None or self._steps % 2 == 0:

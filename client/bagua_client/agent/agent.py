@@ -45,7 +45,7 @@ from bagua_client.agent.waiting import awaited
 from bagua_client.environment import Environment
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
-from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
@@ -115,8 +115,9 @@ STEPS_APART = 16
 CPU = torch.device("cpu")
 
 
-class Agent:
-    """One model's agent on one rank. Collective: all ranks make theirs together.
+class Agent(Measures):
+    """One model's agent on one rank, which the model reports to. Collective: all ranks make theirs
+    together.
 
     Args:
         tunable: of the model.
@@ -141,15 +142,14 @@ class Agent:
         self._tunable, self.measurement = tunable, measurement
         self._service = service
         self._rank = tunable.communicator.rank
-        self._group = group
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
         self._detail = Detail(tunable, measurement)
         self._pace = Pace()
-        self.outcome = Outcome(service.job, tunable, environment.result, measurement.count)
-        self.outcome.page = service.page
-        self.outcome.awaits = lambda: awaited(
-            tunable, self._reductions, service.must_wait, environment
+        self.outcome = Outcome(
+            *(service.job, tunable, environment.result, measurement.count),
+            page=service.page,
+            awaits=lambda: awaited(tunable, self._reductions, service.must_wait, environment),
         )
         self.state = State.TUNING
         self._will_watch = self._is_switching = False
@@ -163,8 +163,8 @@ class Agent:
             tunable.memory.share = environment.memory_share
         tunable.attach()
         torch_groups.when_destroyed(self.close)
-        tunable.on_return = self._went_back
-        self._follow_steps()
+        tunable.report_to(self)
+        measurement.follow()
         self.outcome.begin()
 
     @property
@@ -172,8 +172,10 @@ class Agent:
         """Whether configurations are being tried; changes on all ranks in the same step."""
         return self.state is State.TUNING
 
-    def reduction_done(self) -> None:
-        """The end of a step's communication; all ranks are in the same one here."""
+    def reduced(self) -> None:
+        """See :meth:`Listener.reduced`."""
+        if self.state is State.SETTLING and not self._settle():
+            return
         self._reductions += 1
         begins = bool(self._observe(self.measurement.tick))
         if self._is_switching and self._detail.step_ends(self._trial):
@@ -209,8 +211,7 @@ class Agent:
         self._detach()
         self.outcome.close()
         self._service.close()
-        for name in ("_group", "_exchange"):  # Whatever keeps the agent does not keep these.
-            vars(self).pop(name, None)
+        self._exchange.close()
 
     def _start_report(self) -> Message:
         """Message 1: every rank's report to all.
@@ -295,7 +296,7 @@ class Agent:
     def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
         command = self._service.read(text)
-        change = Reconfiguration(self._tunable, command.configuration, self._group, CPU)
+        change = Reconfiguration(self._tunable, command.configuration, self._exchange.group, CPU)
         return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
     def _read_vote(self, change: Reconfiguration, command: Command) -> Message | None:
@@ -322,7 +323,7 @@ class Agent:
             return None
         self.state = State.TUNING
         self._detail.begin(layout)
-        self._follow_steps()
+        self.measurement.follow()
         if change.agreed:
             self._next_report = self._reductions + self._detail.dropped_steps + FIRST_REPORT_STEPS
         return late
@@ -343,8 +344,8 @@ class Agent:
         if self._trial is not None:
             self._service.tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 
-    def _went_back(self, reason: str) -> None:
-        """A change failed on some rank, which all were told: they are at what they had before."""
+    def went_back(self, reason: str) -> None:
+        """See :meth:`Listener.went_back`."""
         self._service.tell("disagreement", self._trial, reason)
         self._trial = None
 
@@ -354,14 +355,14 @@ class Agent:
         if self._rank == 0:
             found = self._tunable.layout.configuration
             logger.warning("autotune stops using %s: %s; back to the default", found, why)
-        self._switch(way_back(self._tunable, self._group, CPU))
+        self._switch(way_back(self._tunable, self._exchange.group, CPU))
         self._service.tell(kind, self._trial, why, memory=memory)
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
         """Stop on all ranks: some rank cannot go on."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
-            self._tunable.schedule(way_back(self._tunable, self._group, CPU))
+            self._tunable.schedule(way_back(self._tunable, self._exchange.group, CPU))
         state, reason = ending(stops, self._tunable.refusal)
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
             logger.warning("autotune is off: %s", self._tunable.refusal)
@@ -377,16 +378,16 @@ class Agent:
         self._detail.forget()
         if not watch:
             self._service.finish()
-        self._tunable.after_reduction = self._settle
 
-    def _settle(self) -> None:
-        """The steps after: let go of what is not needed, which all ranks do in the same one."""
+    def _settle(self) -> bool:
+        """The steps after: let go of what is not needed, which all ranks do in the same one.
+        Returns whether these are watched."""
         # Before the next forward pass the old buckets' groups are still in use. What is in force
         # after it may be another configuration, if the user set one in between.
         if not self._tunable.is_recut_due:
             if self._tunable.algorithm.is_apart:
                 if not self._tunable.is_settled:
-                    return  # The ranks have yet to vote.
+                    return False  # The ranks have yet to vote.
                 self._will_watch = False  # Reports would hold the fast ones back.
                 self._service.finish(
                     "tuned; under its algorithm step times are not watched any more"
@@ -394,22 +395,16 @@ class Agent:
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()
-                dist.destroy_process_group(self._group)
-                return
+                dist.destroy_process_group(self._exchange.group)
+                return False
             self.state = State.WATCHING
             self._tunable.watch()
-            self._tunable.after_reduction = self.reduction_done
-        if self._will_watch:
-            self.reduction_done()
+        return self._will_watch
 
     @property
     def _watches(self) -> bool:
         """Whether the steps are those after a tuning, and of interest."""
         return self.state is not State.TUNING and self._will_watch
-
-    def _follow_steps(self) -> None:
-        self._tunable.after_reduction = self.reduction_done
-        self._observe(self.measurement.follow)
 
     def _detach(self) -> None:
         """Detach from the model: from now on a step costs nothing."""

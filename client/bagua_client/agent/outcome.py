@@ -33,18 +33,23 @@ class Outcome:
         job: its name.
         tunable: of the model.
         path: where rank 0 writes result lines; None: nowhere.
-
-    Attributes:
         count: of the training's steps.
         page: gives the job's, as soon as it is known.
         awaits: gives what the first configuration waits for.
     """
 
-    def __init__(self, job: str, tunable: Tunable, path: str | None, count: StepCount) -> None:
+    def __init__(
+        self,
+        job: str,
+        tunable: Tunable,
+        path: str | None,
+        count: StepCount,
+        page: Callable[[], str],
+        awaits: Callable[[], str],
+    ) -> None:
         rank, default = tunable.communicator.rank, tunable.default
-        self.page: Callable[[], str] = str
-        self.awaits: Callable[[], str] = str
-        self._tunable, self.count = tunable, count
+        self._page, self._awaits = page, awaits
+        self._tunable, self._count = tunable, count
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
         )
@@ -64,12 +69,12 @@ class Outcome:
     def tuning(self) -> Tuning:
         """What is known of the tuning now."""
         reason = self._known.reason or self._reason_to_wait()
-        return replace(self._known, configuration=self._in_force, page=self.page(), reason=reason)
+        return replace(self._known, configuration=self._in_force, page=self._page(), reason=reason)
 
     def _reason_to_wait(self) -> str:
         """Return why the tuning waits; empty if it does not, or if its reporter has said so."""
         is_first = self._known.state == "waiting" and not self._known.reason
-        return (self._tunable.observers.call(self.awaits) or "") if is_first else ""
+        return (self._tunable.observers.call(self._awaits) or "") if is_first else ""
 
     def follow(self, told: Mapping[str, Any], step: int) -> None:
         """Take up what the reporter told all ranks with a command, which they are to carry out.
@@ -126,12 +131,12 @@ class Outcome:
     def close(self) -> None:
         """The training is over on this rank: nobody is called any more, but scripts want a line."""
         atexit.unregister(self.close)
-        if os.getpid() == self._process and not self.page():  # Else the reporter says how it ends.
+        if os.getpid() == self._process and not self._page():  # Else the reporter says how it ends.
             self._impatience.end()
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            step, summary = self.count.made, ENDED_FIRST + self._before
+            step, summary = self._count.made, ENDED_FIRST + self._before
             self._known = replace(
                 self._known, state="failed", reason=ENDED_FIRST, summary=summary, at_step=step
             )

@@ -125,13 +125,24 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group: dist.ProcessGroup | None = group
         ranks = range(dist.get_world_size(group))
         self._own = array("d", bytes(8 * ROOM_AT + ROOM_BYTES))
         self._rows = [array("d", self._own) for _ in ranks]
         self._own_tensor = torch.frombuffer(self._own, dtype=torch.float64)
         self._tensors = [torch.frombuffer(row, dtype=torch.float64) for row in self._rows]
         self._work: dist.Work | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks' control group."""
+        if self._group is None:
+            raise RuntimeError("the tuning's control group is gone")
+        return self._group
+
+    def close(self) -> None:
+        """Let go of the group: whatever keeps this does not keep that."""
+        self._group = self._work = None
 
     def put(self, report: Report) -> None:
         """Put this rank's report, to be sent next."""
@@ -158,7 +169,7 @@ class Exchange:
     def start(self) -> None:
         """Send it. All ranks must come to this together, after the last conclusion."""
         self._work = dist.all_gather(
-            self._tensors, self._own_tensor, group=self._group, async_op=True
+            self._tensors, self._own_tensor, group=self.group, async_op=True
         )
 
     def start_command(self, size_bytes: int, command: bytes | None) -> Callable[[], bytes]:
@@ -167,8 +178,8 @@ class Exchange:
         text = torch.zeros(size_bytes, dtype=torch.uint8)
         if command is not None:
             text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
-        source = dist.get_global_rank(self._group, 0)
-        work = dist.broadcast(text, src=source, group=self._group, async_op=True)
+        source = dist.get_global_rank(self.group, 0)
+        work = dist.broadcast(text, src=source, group=self.group, async_op=True)
 
         def arrives() -> bytes:
             work.wait()

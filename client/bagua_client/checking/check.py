@@ -26,7 +26,7 @@ from bagua_client.agent.job import describe_job, device_name
 from bagua_client.checking import fewer_bytes
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.environment import Environment
-from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
 from bagua_client.tunable.looks import NotTuned, together
 from bagua_client.tunable.tunable import Tunable
 from bagua_wire.profile import BucketTiming, GatherTiming
@@ -60,7 +60,7 @@ _checks: list[Check] = []
 """
 
 
-class Check:
+class Check(Measures):
     """Measures one model. All of its ranks make theirs together.
 
     Args:
@@ -84,7 +84,7 @@ class Check:
         self._communicator = tunable.communicator
         self._path = path
         self._observe = tunable.observers.call
-        self._measurement = RankMeasurement(tunable, optimizers, counts_recorded=True)
+        self.measurement = RankMeasurement(tunable, optimizers, counts_recorded=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
         self._gathers: Sequence[GatherTiming] = ()
         self._profiles: deque[dict[str, Any]] = deque(maxlen=PROFILES_KEPT)
@@ -94,27 +94,27 @@ class Check:
         self.models = 1
         self._surroundings = _try(Surroundings, tunable, wrapper)
         self._seen: list[Seen] = []
+        tunable.report_to(self)
         tunable.attach()
-        tunable.after_reduction = self._reduction_done
-        self._observe(self._measurement.follow)
+        self._observe(self.measurement.follow)
         self._observe(self._write)
 
-    def _reduction_done(self) -> None:
-        """The end of a step's communication; all ranks are in the same one here."""
+    def reduced(self) -> None:
+        """See :meth:`Listener.reduced`."""
         self._reductions += 1
         if self._surroundings is not None:
             self._observe(self._surroundings.reduced)
-        begins = bool(self._observe(self._measurement.tick))
+        begins = bool(self._observe(self.measurement.tick))
         if self._block_begins is None:
             if self._reductions < WARMUP_STEPS or not self._tunable.is_settled:
                 return
             self._block_begins = self._reductions
         if self._reductions == self._block_begins:
-            self._observe(self._measurement.begin, 0)
-        self._observe(self._measurement.record, begins)
+            self._observe(self.measurement.begin, 0)
+        self._observe(self.measurement.record, begins)
         if self._reductions == self._block_begins + BLOCK_STEPS:
             self._bring_together()
-            self._observe(self._measurement.leave, True)
+            self._observe(self.measurement.leave, True)
             self._block_begins = self._reductions + DROPPED_STEPS
 
     def _bring_together(self) -> None:
@@ -152,7 +152,7 @@ class Check:
 
     def close(self) -> None:
         """Measure no longer."""
-        self._observe(self._measurement.close)
+        self._observe(self.measurement.close)
         self._tunable.detach()
 
     def _own(self) -> list[list[float]]:
@@ -161,17 +161,17 @@ class Check:
         """
         unknown = [math.nan] * 3
         found: dict[int, list[float]] = {}
-        for time in self._measurement.take(True, BLOCK_STEPS):
+        for time in self.measurement.take(True, BLOCK_STEPS):
             computing = math.nan if time.compute_seconds is None else time.compute_seconds
             found[time.step] = [time.seconds, computing, math.nan]
-        for recording in self._measurement.take_recordings():
+        for recording in self.measurement.take_recordings():
             if recording.step in found:
                 profile = recording.read()
                 self._gathers = profile.gathers
                 self._profiles.append(asdict(profile))
                 travelled = travelling_seconds([*profile.buckets, *profile.gathers])
                 found[recording.step][2] = travelled
-        first = self._measurement.spans[-1].first
+        first = self.measurement.spans[-1].first
         return [found.get(step, unknown) for step in range(first, first + BLOCK_STEPS)]
 
     def _write(self) -> None:
@@ -185,7 +185,7 @@ class Check:
             "backend": str(dist.get_backend(self._communicator.group)),
             "device": device_name(device),
             "models": self.models,
-            "backward_passes": round(self._reductions / max(self._measurement.step, 1)),
+            "backward_passes": round(self._reductions / max(self.measurement.step, 1)),
             "steps": self._steps,
             "shares": self._shares(),
             "seen": self._seen,

@@ -52,7 +52,7 @@ class Joined(JoinHook):
     def __init__(self, hook: JoinHook, tunable: TunableReducer) -> None:
         self._hook = hook
         self._tunable = tunable
-        tunable.may_join = True
+        tunable.joins(True)
 
     def main_hook(self) -> None:
         self._tunable.stand_back()
@@ -60,7 +60,7 @@ class Joined(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._hook.post_hook(is_last_joiner)
-        self._tunable.may_join = False
+        self._tunable.joins(False)
 
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class DistributedDataParallel(TunedModel, WithMoments):
         return self._tunable is not None and self._tunable.algorithm.leaves_gradients
 
     def _buffers_travel(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._tunable is None else self._tunable.waiting()
+        return nullcontext() if self._tunable is None else self._tunable.listener.waiting()
 
     def _hook_comes(self) -> None:
         if self._tunable is not None:

@@ -27,7 +27,7 @@ from bagua_client.layout import Layout
 from bagua_client.result_line import write_result_line
 from bagua_client.tunable.looks import NotTuned, a_look
 from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
-from bagua_client.tunable.tunable import Changeable
+from bagua_client.tunable.tunable import Changeable, Nobody
 
 # BAGUA_CONFIGURATION: a training with what an earlier one was left with, without any service.
 
@@ -85,7 +85,7 @@ def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
         _announce(tunable, file)
     tunable.change(begin)
     if begin.configuration != asked:
-        tunable.after_reduction = lambda: _go_on(tunable, file, begin)
+        tunable.report_to(_GoingOn(tunable, file, begin))
         tunable.attach()
     return True
 
@@ -131,23 +131,34 @@ def _announce(tunable: Changeable, file: ConfigurationFile) -> None:
         )
 
 
-def _go_on(tunable: Changeable, file: ConfigurationFile, begin: Layout) -> None:
-    """A step's communication has ended, on all ranks, which began with that layout."""
-    if not tunable.order_is_agreed:
-        return
-    tunable.detach()
-    if tunable.layout_to_come.configuration != begin.configuration:
-        return  # The user has set another one since.
-    communicator = tunable.communicator
-    is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
-    if communicator.rank == 0 and file.configuration.buckets and not is_in_order:
-        logger.warning(
-            "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was made, "
-            "so its buckets now hold other tensors",
-            file.name,
-        )
-    change = Reconfiguration(tunable, file.configuration, communicator.group, communicator.device)
-    tunable.schedule(change.conclude())
+class _GoingOn(Nobody):
+    """Puts in force what needs the order, once that is known.
+
+    Args:
+        begin: what all ranks have begun with.
+    """
+
+    def __init__(self, tunable: Changeable, file: ConfigurationFile, begin: Layout) -> None:
+        self._tunable, self._file, self._begin = tunable, file, begin
+
+    def reduced(self) -> None:
+        """See :meth:`Listener.reduced`."""
+        tunable, file = self._tunable, self._file
+        if not tunable.order_is_agreed:
+            return
+        tunable.detach()
+        if tunable.layout_to_come.configuration != self._begin.configuration:
+            return  # The user has set another one since.
+        communicator, asked = tunable.communicator, file.configuration
+        is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
+        if communicator.rank == 0 and asked.buckets and not is_in_order:
+            logger.warning(
+                "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was "
+                "made, so its buckets now hold other tensors",
+                file.name,
+            )
+        change = Reconfiguration(tunable, asked, communicator.group, communicator.device)
+        tunable.schedule(change.conclude())
 
 
 @dataclass(frozen=True)

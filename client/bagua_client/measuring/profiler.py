@@ -96,14 +96,14 @@ class Profiler:
         """Record the next step instead: what came before this one was no part of it."""
         if self._timeline is not None:
             self._timeline = None
-            self._tunable.observation.record(None)
+            self._tunable.record(None)
             self._steps = range(self._steps.start, self._steps.stop + 1)
 
     def leave(self) -> None:
         """Record no more of the trial: the next step is not its own."""
         self._steps = range(0)
         self._timeline = None
-        self._tunable.observation.record(None)
+        self._tunable.record(None)
 
     def stop(self) -> None:
         """Record nothing (more), and forget what nobody took."""
@@ -125,7 +125,7 @@ class Profiler:
             self._began = self._clock.mark()
             self._timeline = Timeline(self._clock.mark)
         if timeline is not self._timeline:
-            self._tunable.observation.record(self._timeline)
+            self._tunable.record(self._timeline)
 
     def take(self) -> Recording | None:
         """The oldest step that is known by now and was not taken yet."""

@@ -6,8 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
 from typing import Any, NamedTuple
 from weakref import ref
@@ -21,7 +20,7 @@ from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
 from bagua_client.torch_private.wrapper import called_untraced
 from bagua_client.tunable.observers import Observers
-from bagua_client.tunable.tunable import Tunable
+from bagua_client.tunable.tunable import Nobody, Tunable
 
 # Where one step ends and the next begins: at the optimizer, not at each backward pass.
 
@@ -208,7 +207,7 @@ class RankMeasurement:
         )
         # The marks of several devices cannot be compared.
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
-        self._computed = self._timer.computed if is_on_one_device else None
+        self._times_parts, self._is_followed = is_on_one_device, False
         self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
         is_slowed = is_on_one_device and communicator.device.type in SLOWED_DEVICES
         self._is_apart = is_slowed and not counts_recorded
@@ -220,10 +219,17 @@ class RankMeasurement:
         return self.count.made
 
     def follow(self) -> None:
-        """Be told by the model how long it computes and waits."""
-        self._tunable.observation.on_last_ready = self._computed
-        if self._computed is not None:
-            self._tunable.waiting = partial(self._observers.around, self._timer.waiting)
+        """Measure from now on how long of each step the rank computes."""
+        self._is_followed = self._times_parts
+
+    def computed(self) -> None:
+        """The rank has computed its part of the step."""
+        if self._is_followed:
+            self._timer.computed()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a communication in the middle of the computing."""
+        return self._observers.around(self._timer.waiting) if self._times_parts else nullcontext()
 
     def tell_complexity(self, complexity: torch.Tensor | float) -> None:
         """See :meth:`BatchComplexity.tell`."""
@@ -319,7 +325,7 @@ class RankMeasurement:
     def stop_recording(self) -> None:
         """The round is over: step times are all that is measured. A later one learns anew."""
         self._recorded.clear()
-        self._tunable.observation.on_last_ready = None
+        self._is_followed = False
         if self._profiler is not None:
             self._profiler.stop()
 
@@ -328,3 +334,21 @@ class RankMeasurement:
         self._boundary.close()
         if self._profiler is not None:
             self._profiler.stop()
+
+
+class Measures(Nobody):
+    """Who listens to a model, and measures its steps.
+
+    Attributes:
+        measurement: of this rank's steps.
+    """
+
+    measurement: RankMeasurement
+
+    def computed(self) -> None:
+        """See :meth:`Listener.computed`."""
+        self.measurement.computed()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """See :meth:`Listener.waiting`."""
+        return self.measurement.waiting()

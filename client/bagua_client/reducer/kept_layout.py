@@ -12,8 +12,8 @@ import torch.distributed as dist
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
+from bagua_client.reducer.observation import ReadyOrder
 from bagua_client.reducer.offer import ReplicatedOffer
-from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.tunable.reconfiguration import Reconfiguration
 from bagua_client.tunable.tunable import Tunable
 

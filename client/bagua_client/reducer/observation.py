@@ -1,24 +1,124 @@
-"""What is seen of a model's steps on one rank; all of it is called by way of the observers."""
+"""What is seen of a model's steps on one rank: the order in which its gradients become ready, and,
+where somebody records a step, when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from bagua_client.communication.agreement import Vote
+from bagua_client.layout import digest_of
 from bagua_client.reducer.comm_hook import Mark
-from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.timeline import Timeline
 
+UNKNOWN = 0
+"""The vote of a rank that has not seen all gradients."""
 
-class Observation:
-    """What is seen of one model's steps.
+
+class ReadyOrder:
+    """The order, learned once. When torch cuts the buckets, it sends rank 0's order to all ranks.
+
+    Args:
+        parameters: of ``ddp``, in its reducer's order.
+        observers: by way of which the order is looked at.
+
+    Attributes:
+        indices: parameter indices in that order; until it is known, the last parameter first.
+        is_agreed: whether the ranks have compared what they saw; changes on all in the same step.
+        is_known: whether all have seen the same.
+        used: indices of the parameters that have got a gradient since the last reduction.
+        learned: the order in which the next step's buckets are cut, as far as this rank has seen
+            it; empty: it has not, or torch keeps the model's.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        ddp: DistributedDataParallel,
+        observers: Observers,
+    ) -> None:
+        self._parameters = parameters
+        self._observers = observers
+        self.indices: tuple[int, ...] = tuple(reversed(range(len(parameters))))
+        self.is_known = self.is_agreed = False
+        self.used = {i: None for i, p in enumerate(parameters) if p.grad is not None}
+        self.learned: tuple[int, ...] = ()
+        self._seen: list[int] = []
+        # Not by way of the observers: torch's own search for unused parameters needs it.
+        self._handles = torchs.on_each_gradient(parameters, self._came)
+        weakref.finalize(ddp, torchs.remove, self._handles)
+
+    def _came(self, index: int) -> None:
+        """A parameter has got a gradient."""
+        self.used.pop(index, None)  # The latest is the last.
+        self.used[index] = None
+
+    def saw(self, bucket: GradBucket) -> None:
+        """Record the parameters of a bucket that is full."""
+        if not self.is_agreed:
+            index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+            self._seen += [index_of[id(parameter)] for parameter in bucket.parameters()]
+
+    def step_ends(
+        self, steps: int, is_kept: bool, voters: tuple[dist.ProcessGroup, torch.device]
+    ) -> bool:
+        """Note that all buckets of a step were seen. All ranks call this together: what some have
+        not seen is known to none, as algorithms communicate in this order, too.
+
+        Args:
+            steps: how many were made with torch's final buckets, which it cuts after the first
+                steps; 0: the next one is the first.
+            is_kept: whether torch cuts in the order in which the model lists its parameters,
+                whatever it has seen.
+            voters: a group of all ranks, and a device that it communicates from.
+
+        Returns:
+            Whether ``indices`` has changed.
+        """
+        came, self.used = tuple(self.used), {}
+        if self.is_agreed:
+            return False
+        seen, self._seen = tuple(self._seen), []
+        if steps <= 0 or is_kept:
+            if steps == 0 and not is_kept and len(came) == len(self._parameters):
+                self.learned = came
+            self.is_agreed = steps > 0
+            return False
+        vote = self._observers.call(self._digest, seen) or UNKNOWN
+        votes = Vote(vote, *voters).values()
+        self.is_agreed = True
+        if UNKNOWN in votes or len(set(votes)) > 1:
+            return False
+        self.take(seen)
+        return True
+
+    def stop(self) -> None:
+        """Stop looking at gradients."""
+        torchs.remove(self._handles)
+
+    def _digest(self, seen: Sequence[int]) -> int:
+        if sorted(seen) != sorted(self.indices):
+            raise RuntimeError(f"{len(seen)} of {len(self.indices)} gradients were seen")
+        return digest_of(seen)
+
+    def take(self, indices: Sequence[int]) -> None:
+        """The order that all ranks have, and buckets are cut in from now on."""
+        self.indices = self.learned = tuple(indices)
+        self.is_agreed = self.is_known = True
+        self.stop()
+
+
+class BucketObservation:
+    """What is seen of one model's steps: when gradients become ready, and buckets travel.
 
     Args:
         parameters: the model's, in the reducer's order.
@@ -26,7 +126,6 @@ class Observation:
 
     Attributes:
         order: in which gradients become ready.
-        on_last_ready: called when a step's last bucket is full on this rank.
     """
 
     def __init__(
@@ -36,7 +135,6 @@ class Observation:
         observers: Observers,
     ) -> None:
         self.order = ReadyOrder(parameters, ddp, observers)
-        self.on_last_ready: Callable[[], None] | None = None
         self._parameters = parameters
         self._observers = observers
         self._timeline: Timeline | None = None
@@ -60,16 +158,4 @@ class Observation:
         if self._timeline is not None:
             arrived = self._timeline.bucket_starts(torchs.bytes_of(bucket))
             on_end = partial(self._observers.call, arrived)
-        if bucket.is_last():
-            self.last_is_ready()
         return on_end
-
-    def last_is_ready(self) -> None:
-        """All gradients of a step are there on this rank."""
-        if self.on_last_ready is not None:
-            self.on_last_ready()
-
-    def close(self) -> None:
-        """Observe nothing but the order."""
-        self.on_last_ready = None
-        self.record(None)

@@ -29,13 +29,15 @@ from bagua_client.layout import Layout, describe, plan
 from bagua_client.reducer.comm_hook import Mark
 from bagua_client.reducer.cut import Cut
 from bagua_client.reducer.kept_layout import KeptLayout
-from bagua_client.reducer.observation import Observation
+from bagua_client.reducer.observation import BucketObservation
 from bagua_client.reducer.offer import ReplicatedOffer, configuration_of, refusal_of
 from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 from bagua_client.tunable.changed_together import ChangedTogether
+from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import NOBODY
 
 
 class TunableReducer(ChangedTogether):
@@ -44,7 +46,6 @@ class TunableReducer(ChangedTogether):
     Attributes:
         parameters: the model's, in the reducer's order; ``tensors`` are the specs of these.
         is_attached: whether a tuning observes the steps.
-        may_join: whether the training is inside torch's ``join``, which may be disabled.
     """
 
     cannot, failed = "cannot re-cut its buckets", "re-cutting the buckets failed"
@@ -59,7 +60,7 @@ class TunableReducer(ChangedTogether):
         self.tensors = describe(
             [(names[id(p)], p) for p in self.parameters], self._cut.parameters.expect_sparse
         )
-        self.observation = Observation(self.parameters, ddp, self.observers)
+        self.observation = BucketObservation(self.parameters, ddp, self.observers)
         self._order = self.observation.order
         by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
         ways = "leaders" if by_node else "off"
@@ -74,7 +75,7 @@ class TunableReducer(ChangedTogether):
             lambda: self._unless_hooked(self._reduced),
         )
         weakref.finalize(ddp, self._ends.stop)
-        self.is_attached = self.may_join = self._is_open = self._sees_buckets = False
+        self.is_attached = self._may_join = self._is_open = self._sees_buckets = False
         self._may_leave = True
         self._is_stale = True
         self._before = self.layout
@@ -298,7 +299,7 @@ class TunableReducer(ChangedTogether):
             self._may_leave = False
             if self.is_carried_by_torch(self.layout):
                 self._leave_buckets()
-        elif self.after_reduction is None and not self._cut.is_hooked:
+        elif self.listener is NOBODY and not self._cut.is_hooked:
             self._ends.stop()
 
     def _leave_buckets(self) -> None:
@@ -315,6 +316,10 @@ class TunableReducer(ChangedTogether):
             self._is_stale = True
             self._put(self.layout, bare=True)
 
+    def joins(self, may_join: bool) -> None:
+        """The training is inside torch's ``join`` from now on, or no longer."""
+        self._may_join = may_join
+
     @property
     def is_left(self) -> bool:
         """Whether the model's wrapper is gone."""
@@ -323,7 +328,7 @@ class TunableReducer(ChangedTogether):
     @property
     def stands_back(self) -> bool:
         """Whether the training is inside ``join``."""
-        return self.may_join and torchs.is_join_enabled(self._cut.ddp)
+        return self._may_join and torchs.is_join_enabled(self._cut.ddp)
 
     def give_way(self) -> None:
         """Remove our hook: the user is about to register one, and torch takes only one."""
@@ -358,10 +363,14 @@ class TunableReducer(ChangedTogether):
             self.is_attached = False
             self._leave_buckets()
 
+    def record(self, timeline: Timeline | None) -> None:
+        """See :meth:`Tunable.record`."""
+        self.observation.record(timeline)
+
     def detach(self) -> None:
         """See :meth:`Tunable.detach`; buckets travel as before."""
         super().detach()
-        self.observation.close()
+        self.record(None)
         self.is_attached = self._sees_buckets = False
         self._may_leave = True
 
@@ -376,11 +385,12 @@ class TunableReducer(ChangedTogether):
             self._replication.reduction_begins(*self._voters)
         on_end = self.observers.call(self.observation.bucket_starts, bucket)
         if bucket.is_last():
+            self._computed()
             torchs.after_backward(self._reduced)
         return on_end
 
     def _computed(self) -> None:
-        self.observers.call(self.observation.last_is_ready)
+        self.observers.call(self.listener.computed)
 
     def _unless_hooked(self, seen: Callable[[], None]) -> None:
         """Our hook sees more of the same."""
@@ -395,8 +405,7 @@ class TunableReducer(ChangedTogether):
             self._replication.moments.backward_ends()
         if self._order.step_ends(self._cut.final_steps, self._cut.keeps_order, self._voters):
             self.layout = plan(self.tensors, self.order, self.layout.configuration)
-        if self.after_reduction is not None:
-            self.after_reduction()
+        self.listener.reduced()
         if not self.is_attached and self.is_settled and self._order.is_agreed:
             self._leave_to_torch()
         if self._next is not None and not self._cut.waits_for_sync:

@@ -97,25 +97,20 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 # observers.
 
 
-class Observation:
+class UnitObservation:
     """What is seen of one model's steps.
 
-    Args:
-        knows_computing: whether the time until the last gradient is ready, without what is spent
-            in communication, is what this rank computes.
-
     Attributes:
-        on_last_ready: called when the gradients of a step's last unit are ready on this rank.
         parts: for the first of several units that communicate as one, the places of all.
+        last: the unit whose gradients are taken to come last in a step; None: it is not known.
     """
 
-    def __init__(self, observers: Observers, knows_computing: bool = True) -> None:
-        self.on_last_ready: Callable[[], None] | None = None
+    def __init__(self, observers: Observers) -> None:
         self.parts: Mapping[int, tuple[int, ...]] = {}
-        self._observers, self._knows_computing = observers, knows_computing
+        self._observers = observers
         self._timeline: Timeline | None = None
         self._seen: list[int] = []
-        self._last: int | None = None
+        self.last: int | None = None
 
     def record(self, timeline: Timeline | None) -> None:
         """Record the next steps in ``timeline``; None: stop recording."""
@@ -134,9 +129,6 @@ class Observation:
             for place in self.parts.get(unit, (unit,)):
                 self._timeline.tensor_ready(place)
             on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
-        is_last = unit == self._last and self._knows_computing
-        if is_last and self.on_last_ready is not None:
-            self.on_last_ready()
         return on_end
 
     def gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
@@ -147,13 +139,8 @@ class Observation:
 
     def backward_ends(self) -> None:
         """The next step's last unit is taken to be this one's."""
-        self._last = self._seen[-1] if self._seen else None
+        self.last = self._seen[-1] if self._seen else None
         self._seen.clear()
-
-    def close(self) -> None:
-        """Observe nothing."""
-        self.on_last_ready = None
-        self.record(None)
 
 
 logger = logging.getLogger(__name__)
@@ -200,8 +187,7 @@ class TunableUnits(ChangedTogether):
     ) -> None:
         super().__init__(communicator)
         self._model = weakref.ref(model)
-        # On a GPU nothing tells how long it waits for what is gathered beside its computing.
-        self.observation = Observation(self.observers, communicator.device.type == "cpu")
+        self.observation = UnitObservation(self.observers)
         self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
         self._own = frozenset(map(id, self.parameters))
@@ -224,7 +210,7 @@ class TunableUnits(ChangedTogether):
             self.default,
             self._gather_begins,
             self._scatter_begins,
-            lambda: self.waiting(),
+            lambda: self.listener.waiting(),
         )
         device_memory = memory_of(units[0].device)
         memory = None
@@ -341,10 +327,14 @@ class TunableUnits(ChangedTogether):
         self._is_attached = True
         self._follow()
 
+    def record(self, timeline: Timeline | None) -> None:
+        """See :meth:`Tunable.record`."""
+        self.observation.record(timeline)
+
     def detach(self) -> None:
         """See :meth:`Tunable.detach`."""
         super().detach()
-        self.observation.close()
+        self.record(None)
         self._is_attached = False
         if self._next is None and not self.is_left:
             self._follow()
@@ -359,7 +349,11 @@ class TunableUnits(ChangedTogether):
             self._is_open = True
             after_backward(self._reduced)
         self._look_at_memory(unit, is_gathered=False)
-        return self.observers.call(self.observation.scatter_begins, unit, size_bytes)
+        on_end = self.observers.call(self.observation.scatter_begins, unit, size_bytes)
+        # On a GPU nothing tells how long it waits for what is gathered beside its computing.
+        if unit == self.observation.last and self.communicator.device.type == "cpu":
+            self.observers.call(self.listener.computed)
+        return on_end
 
     def _look_at_memory(self, unit: int, is_gathered: bool) -> None:
         """What is there under the default where a unit travels, which costs a little time."""
@@ -373,8 +367,7 @@ class TunableUnits(ChangedTogether):
         self._count_step()
         if self._steps == STEPS_SEEN:
             self._follow()
-        if self.after_reduction is not None:
-            self.after_reduction()
+        self.listener.reduced()
 
     def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped: of this model's, if not all ranks may do so. Where it did so

@@ -11,7 +11,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -24,6 +23,7 @@ from bagua_client.layout import Layout
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.measured_memory import MeasuredMemory
 from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.tunable import NOBODY, Listener
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,7 @@ class ChangedTogether(ABC):
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.observers = Observers(communicator.rank)
-        self.after_reduction: Callable[[], None] | None = None
-        self.on_return: Callable[[str], None] | None = None
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.listener: Listener = NOBODY
         self.recut_seconds = 0.0
         self.vote_in(communicator.group, communicator.device)
         self._next: Layout | None = None
@@ -118,14 +116,17 @@ class ChangedTogether(ABC):
         """See :meth:`Tunable.is_carried_by_torch`."""
         return False
 
+    def report_to(self, listener: Listener) -> None:
+        """See :meth:`Tunable.report_to`."""
+        self.listener = listener
+
     def watch(self) -> None:
         """See :meth:`Tunable.watch`: the ends of steps are seen anyway."""
         return
 
     def detach(self) -> None:
         """See :meth:`Tunable.detach`."""
-        self.after_reduction = self.on_return = None
-        self.waiting = nullcontext
+        self.listener = NOBODY
         self.vote_in(self.communicator.group, self.communicator.device)
 
     def leave(self) -> None:
@@ -192,8 +193,7 @@ class ChangedTogether(ABC):
         reason = f"{self.failed} on rank {ranks}"
         if self.communicator.rank == 0:
             logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
-        if self.on_return is not None:
-            self.observers.call(self.on_return, reason)
+        self.observers.call(self.listener.went_back, reason)
         return False
 
     def _count_step(self) -> None:

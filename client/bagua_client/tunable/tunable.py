@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -19,17 +19,33 @@ from bagua_client.tunable.offer import Offer
 from bagua_client.tunable.timeline import Timeline
 
 
-class Observation(Protocol):
-    """What is seen of a model's steps on this rank.
+class Listener(Protocol):
+    """Who is told what happens in a model's steps, on the training thread of each rank. What a
+    listener leaves out does nothing."""
 
-    Attributes:
-        on_last_ready: called when all that a step communicates is ready on this rank.
-    """
+    def reduced(self) -> None:
+        """A step's communication has ended; all ranks are known to be in the same step."""
+        return
 
-    on_last_ready: Callable[[], None] | None
+    def computed(self) -> None:
+        """All that a step communicates is ready on this rank. It may only observe."""
+        return
 
-    def record(self, timeline: Timeline | None) -> None:
-        """Record the next steps in ``timeline``; None: stop recording."""
+    def waiting(self) -> AbstractContextManager[None]:
+        """A context that is entered around a step's other communication."""
+        return nullcontext()
+
+    def went_back(self, reason: str) -> None:
+        """A change failed on some rank, and all returned to the layout before it. It may only
+        observe."""
+        return
+
+
+class Nobody(Listener):
+    """Is told in vain."""
+
+
+NOBODY = Nobody()
 
 
 class Tunable(Protocol):
@@ -44,25 +60,17 @@ class Tunable(Protocol):
         default: the configuration that the job would run without tuning.
         layout: the layout in force.
         recut_seconds: how long the latest change took.
-        after_reduction: called at the end of every step's communication, where all ranks are
-            known to be in the same step.
-        on_return: called with the reason when a change failed on some rank and all ranks returned
-            to the layout before it.
-        waiting: returns a context that is entered around a step's other communication.
-        observation: what is seen of the steps on this rank.
+        listener: who is told what happens; see :meth:`report_to`.
         memory: of this rank's device, as far as configurations differ in it; None: they do not, or
             nothing is known of it.
         observers: by way of which all that only observes is called.
     """
 
     recut_seconds: float
-    after_reduction: Callable[[], None] | None
-    on_return: Callable[[str], None] | None
-    waiting: Callable[[], AbstractContextManager[None]]
     observers: Observers
 
     @property
-    def observation(self) -> Observation: ...
+    def listener(self) -> Listener: ...
     @property
     def memory(self) -> MeasuredMemory | None: ...
     @property
@@ -148,6 +156,9 @@ class Tunable(Protocol):
 
     # Measure
 
+    def report_to(self, listener: Listener) -> None:
+        """Tell this listener, and no other, what happens from now on, until :meth:`detach`."""
+
     def attach(self, in_detail: bool = True) -> None:
         """Observe the steps from now on.
 
@@ -155,6 +166,9 @@ class Tunable(Protocol):
             in_detail: with all that travels in them; else their ends and how long each computes, as
                 cheaply as that can be. All ranks must give the same, at the end of a step.
         """
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Record the next steps in ``timeline``; None: stop recording."""
 
     def is_carried_by_torch(self, layout: Layout) -> bool:
         """Whether nothing of ours is in the way of what travels under ``layout``, unless the steps
@@ -164,7 +178,7 @@ class Tunable(Protocol):
         """Observe but the ends of steps from now on, as cheaply as that can be."""
 
     def detach(self) -> None:
-        """Stop observing the steps."""
+        """Stop observing the steps, and telling of them."""
 
 
 class Changeable(Tunable, Protocol):

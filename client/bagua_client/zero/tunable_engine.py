@@ -7,7 +7,7 @@ then no gradient is in a bucket: there a change is made.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,16 +57,6 @@ class BucketsMemory(MeasuredMemory):
 IN_USE = "a bucket is in use where a step ends"
 
 
-class Observation:
-    """Nothing is seen of an engine's steps but their ends."""
-
-    def __init__(self) -> None:
-        self.on_last_ready: Callable[[], None] | None = None
-
-    def record(self, timeline: Timeline | None) -> None:
-        """The timeline stays empty, so nothing is learned from it."""
-
-
 class TunableEngine(ChangedTogether):
     """The sizes of one engine. All ranks must make theirs together; see :class:`Tunable`.
 
@@ -83,7 +73,6 @@ class TunableEngine(ChangedTogether):
     def __init__(self, engine: Any, buckets: Buckets, communicator: Communicator) -> None:
         super().__init__(communicator)
         self._engine, self.buckets = weakref.ref(engine), buckets
-        self.observation = Observation()
         # The optimizer that steps is known, and holds other tensors than the model does.
         self.parameters: Sequence[torch.nn.Parameter] = ()
         self.tensors = tuple(buckets.tensors)
@@ -131,8 +120,7 @@ class TunableEngine(ChangedTogether):
     def step_ends(self) -> None:
         """The engine has updated the parameters, on all ranks."""
         self._count_step()
-        if self.after_reduction is not None:
-            self.after_reduction()
+        self.listener.reduced()
         if self._next is not None:
             self._carry_out()
 
@@ -149,7 +137,5 @@ class TunableEngine(ChangedTogether):
     def attach(self, in_detail: bool = True) -> None:
         """The ends of steps are seen anyway."""
 
-    def detach(self) -> None:
-        """See :meth:`Tunable.detach`."""
-        super().detach()
-        self.observation.on_last_ready = None
+    def record(self, timeline: Timeline | None) -> None:
+        """The timeline stays empty, so nothing is learned from it."""

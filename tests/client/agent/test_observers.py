@@ -26,8 +26,7 @@ from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.measuring.clock import CpuClock, StepTimer
 from bagua_client.measuring.profiler import Profiler, Recording
 from bagua_client.measuring.rank_measurement import BatchComplexity, RankMeasurement, StepBoundary
-from bagua_client.reducer.observation import Observation
-from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.reducer.observation import BucketObservation, ReadyOrder
 from bagua_client.reporter.inbox import Inbox
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
@@ -38,7 +37,7 @@ from tests.ranks import RankPool
 pytestmark = pytest.mark.slow
 
 ON_ALL_RANKS = [
-    (Observation, "bucket_starts"),
+    (BucketObservation, "bucket_starts"),
     (ReadyOrder, "saw"),
     (ReadyOrder, "_digest"),
     (CpuClock, "mark"),

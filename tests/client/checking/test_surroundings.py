@@ -25,6 +25,7 @@ from bagua_client.checking.surroundings import (
     nccl_network,
 )
 from bagua_client.integrations.distributed_data_parallel import _tunable_of
+from tests.client.listening import EachStep
 from tests.ranks import RankPool
 
 
@@ -102,7 +103,7 @@ def _passes(looks: bool, steps: list[list[bool]]) -> Any:
     model = DistributedDataParallel(Branches(), find_unused_parameters=looks)
     tunable = _tunable_of(model)
     seen = Surroundings(tunable, model)
-    tunable.after_reduction = seen.reduced
+    tunable.report_to(EachStep(seen.reduced))
     tunable.attach()
     for passes in steps:
         for i, both in enumerate(passes):

@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.agent import admission, outcome
-from bagua_client.agent.agent import Agent
 from bagua_client.agent.correspondence import Correspondence
 from bagua_client.checking import check
 from bagua_client.configuration_file import ConfigurationFile
@@ -34,7 +33,7 @@ from bagua_client.integrations import sharded_model
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.measuring.rank_measurement import RankMeasurement, StepBoundary
 from bagua_client.reducer import offer, tunable_reducer
-from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.reducer.observation import ReadyOrder
 from bagua_client.reducer.replication import Replication
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.reporter import Handover
@@ -91,7 +90,7 @@ OF_ANY = [
     Fault(RankMeasurement, "__init__"),
     Fault(StepBoundary, "__init__"),
     Fault(Correspondence, "__init__"),
-    Fault(Agent, "_follow_steps"),
+    Fault(RankMeasurement, "follow"),
     Fault(outcome.Outcome, "__init__"),
     Fault(RankMeasurement, "tick", CHECKED, later=True),
     Fault(StepBoundary, "__init__", CHECKED),

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
+from bagua_client.tunable.tunable import Nobody
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -148,18 +149,28 @@ def test_on_gpus_the_rank_that_is_slow_computes_longer() -> None:
     assert abs(one - other) < SLOW_SECONDS / 2
 
 
+class _Timing(Nobody):
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer, self._steps = timer, count()
+
+    def computed(self) -> None:
+        self._timer.computed()
+
+    def reduced(self) -> None:
+        self._timer.tick(next(self._steps))
+
+
 def _times_on_the_gpu() -> tuple[list[StepTime], float]:
     """Of a rank that computes longer in every other step; and how long the host took."""
     device = torch.device("cuda", 0)
     plain = _Model(slow_rank=-1).to(device)
     model = DistributedDataParallel(plain, process_group=dist.new_group(backend="nccl"))
-    timer, steps = StepTimer(clock_for(device)), count()
+    timer = StepTimer(clock_for(device))
     assert model.reconfigure(model.configuration)
     tunable = model._tunable
     assert tunable is not None
     tunable.attach()
-    tunable.observation.on_last_ready = timer.computed
-    tunable.after_reduction = lambda: timer.tick(next(steps))
+    tunable.report_to(_Timing(timer))
     for _ in range(3):  # NCCL starts with the first, and buckets are cut anew
         model(torch.ones(2, 16, device=device)).backward()
     torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.tunable.tunable import NOBODY
 from bagua_wire.knobs import MIB
+from tests.client.listening import EachStep
 from tests.ranks import RankPool
 
 WIDTH = 32
@@ -62,7 +65,7 @@ class Seen:
         starts = self._tunable.observation.bucket_starts
         self._patch = mock.patch.object(self._tunable.observation, "bucket_starts", wraps=starts)
         self._started = self._patch.start()
-        self._tunable.after_reduction = self._end
+        self._tunable.report_to(EachStep(self._end))
         return self
 
     def _end(self) -> None:
@@ -70,7 +73,7 @@ class Seen:
 
     def __exit__(self, *_: object) -> None:
         self._patch.stop()
-        self._tunable.after_reduction = None
+        self._tunable.report_to(NOBODY)
         self.buckets = self._started.call_count
 
 
@@ -186,7 +189,7 @@ def _to_and_fro(find_unused: bool, train: Train) -> tuple[list[str], list[bool]]
     found, hooked = [], []
     for configuration, in_detail in TO_AND_FRO:
         # As the agent does it: at the end of a step.
-        tunable.after_reduction = lambda c=configuration, d=in_detail: _switch(tunable, c, d)
+        tunable.report_to(EachStep(partial(_switch, tunable, configuration, in_detail)))
         for step in range(5):
             for wrapper in (stock, ours):
                 wrapper.module.uses_all = not find_unused or step % 2 == 0
@@ -199,7 +202,7 @@ def _to_and_fro(find_unused: bool, train: Train) -> tuple[list[str], list[bool]]
 
 
 def _switch(tunable: TunableReducer, configuration: Configuration, in_detail: bool) -> None:
-    tunable.after_reduction = None
+    tunable.report_to(NOBODY)
     tunable.prepare(tunable.plan(configuration))
     tunable.schedule(tunable.plan(configuration))
     tunable.attach(in_detail)

@@ -21,6 +21,7 @@ from bagua_client import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings
 from bagua_client.torch_private.merged_units import why_not
+from bagua_client.tunable.tunable import Nobody
 from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.ranks import RankPool
 
@@ -72,6 +73,16 @@ def test_what_is_kept_or_merged_is_gathered_less(two_ranks: RankPool) -> None:
     assert two_ranks.run(_gathers, changes) == [[*expected.values(), (9, 5)]] * 2
 
 
+class Returned(Nobody):
+    """Hears why all ranks went back."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def went_back(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
 def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
     kind = Kind()
     model: Any = bagua_client.tune(sharded(kind))
@@ -83,12 +94,12 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
             raise RuntimeError("no room")
         put(self, layout, *args)
 
-    returned: list[str] = []
-    tunable_of(model).on_return = returned.append
+    listener = Returned()
+    tunable_of(model).report_to(listener)
     with mock.patch.object(settings.Settings, "put", fail):
         agreed = model.reconfigure(replace(model.configuration, kept_units=4))
         losses, _ = train(model, kind, {}, 3)
-    return agreed, str(model._tunable.layout.configuration.kept_units), returned[0], losses
+    return agreed, str(model._tunable.layout.configuration.kept_units), listener.reasons[0], losses
 
 
 def test_where_one_rank_fails_all_go_back(two_ranks: RankPool) -> None:
