@@ -5,7 +5,7 @@ from __future__ import annotations
 from bagua_client.layout import Layout
 from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
 from bagua_client.sharded.tunable_units import TunableUnits
-from bagua_client.tunable.device_memory import Taken
+from bagua_client.tunable.memory import Taken
 
 OTHERS_BYTES = 2**40
 """Beside what torch may take: what process groups need is no matter here."""

@@ -4,6 +4,7 @@ what runs on the training thread makes no request."""
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -83,6 +84,7 @@ LAYERS = {
 MAKE_REQUESTS = ("service", "compat.service")
 REQUESTS = {"requests", "urllib3", "http", "httpx", "aiohttp"}
 BESIDE = ("reporter", "service")
+TWICE = ("compat.", "lightning.of_")
 
 
 @cache
@@ -143,6 +145,14 @@ def test_no_modules_import_one_another() -> None:
         shown = {name if name in modules() else name.rpartition(".")[0] for name in names}
         graph[module] = shown & set(modules()) - {module}
     TopologicalSorter(graph).prepare()
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    """But for Bagua's own names, and the classes that each of Lightning's two packages has."""
+    kept = {name: path for name, path in modules().items() if not name.startswith(TWICE)}
+    parsed = [node for path in kept.values() for node in ast.walk(ast.parse(path.read_text()))]
+    found = Counter(node.name for node in parsed if isinstance(node, ast.ClassDef))
+    assert [name for name, times in found.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("place", [place for place in LAYERS if place not in BESIDE])

@@ -2,7 +2,6 @@
 tell to the reporter, and switches all ranks to what the service proposes."""
 
 from bagua_client.agent.admission import start_agent, tell_left_alone, why_not_admitted
-from bagua_client.agent.agent import Agent
-from bagua_client.agent.state import State
+from bagua_client.agent.agent import Agent, State
 
 __all__ = ["Agent", "State", "start_agent", "tell_left_alone", "why_not_admitted"]

@@ -24,24 +24,20 @@ ranks. An error of a collective is not caught here: the training's next collecti
 
 from __future__ import annotations
 
+import enum
 import logging
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.agent.correspondence import Command, Correspondence
-from bagua_client.agent.detail import Detail
-from bagua_client.agent.outcome import Outcome
+from bagua_client.agent.outcome import Outcome, awaited
+from bagua_client.agent.pace import Detail, Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
-from bagua_client.agent.state import State
-from bagua_client.agent.waiting import awaited
 from bagua_client.environment import Environment
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
@@ -51,61 +47,6 @@ from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
 
-# How many steps lie between two reports: few enough to act soon, enough to keep them cheap.
-
-SHORTEST_SECONDS = 0.1
-"""A report wakes the reporter's thread, which then competes for the interpreter."""
-LARGEST_SHARE = 0.004
-"""The largest share of the step time for reports on the training thread; 0.5 % may be spent in
-all."""
-MOST_REDUCTIONS = 16
-MOST_FOR_COST = 3
-"""Most steps between reports where a report is dear: where the gradients fill the link it waits
-behind them, and a trial that goes on unread for longer costs more.
-"""
-COSTS_REMEMBERED = 5
-REPORTS_REMEMBERED = 8
-"""Reports over which a step's time is averaged: a training thread that runs ahead of its GPU makes
-several steps in no time, then waits for it.
-"""
-WATCHING_REDUCTIONS = 24
-SUSPICIOUS_REDUCTIONS = 4
-
-
-class Pace:
-    """Rank 0's choice of the pace, from what it sees of its own steps and messages."""
-
-    def __init__(self) -> None:
-        self._reports = deque([(0, time.monotonic())], maxlen=REPORTS_REMEMBERED)
-        # The median: one report that waited long says nothing of the next.
-        self._costs_seconds = deque([0.0], maxlen=COSTS_REMEMBERED)
-
-    def took(self, seconds: float) -> None:
-        """A report cost the training thread so long."""
-        self._costs_seconds.append(seconds)
-
-    def until_next(self, reductions: int, suspects: bool | None = None) -> int:
-        """The reductions until the next report; one starts now, after ``reductions`` in all.
-
-        Args:
-            suspects: after the tuning, whether step times may be changing; None: while tuning.
-        """
-        if suspects is None:
-            return self._frequent(reductions)
-        frequent = max(SUSPICIOUS_REDUCTIONS, self._frequent(reductions))
-        return frequent if suspects else WATCHING_REDUCTIONS
-
-    def _frequent(self, reductions: int) -> int:
-        (before, then), now = self._reports[0], time.monotonic()
-        self._reports.append((reductions, now))
-        if reductions == before:
-            return 1
-        step_seconds = max((now - then) / (reductions - before), 1e-9)
-        rare = min(SHORTEST_SECONDS / step_seconds, MOST_REDUCTIONS)
-        cheap = median(self._costs_seconds) / LARGEST_SHARE / step_seconds
-        return max(1, math.ceil(max(rare, min(cheap, MOST_FOR_COST))))
-
-
 logger = logging.getLogger(__name__)
 
 FIRST_REPORT_STEPS = 1
@@ -113,6 +54,22 @@ FIRST_REPORT_STEPS = 1
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
+
+
+class State(enum.Enum):
+    """The state of an agent, one after the other; the same on all ranks in the same step.
+
+    Attributes:
+        TUNING: configurations are tried.
+        SETTLING: the last command was given, and its configuration is not in force yet.
+        WATCHING: for step times, or the loss, that change; a command leads back to tuning.
+        OFF: for good.
+    """
+
+    TUNING = enum.auto()
+    SETTLING = enum.auto()
+    WATCHING = enum.auto()
+    OFF = enum.auto()
 
 
 class Agent(Measures):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.algorithms.weights import KeptLayout, Weights
+from bagua_client.algorithms.weights import LayoutState, Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.link import Link
 from bagua_client.communication.operations import AllReduce, Operation
@@ -56,7 +56,7 @@ class Algorithm:
     name = ""
     hierarchical = False
     names: Mapping[int, str] = MappingProxyType({})
-    kept_layout: KeptLayout | None = None
+    kept_layout: LayoutState | None = None
     is_torchs = False
     moves_weights = False
     leaves_gradients = False

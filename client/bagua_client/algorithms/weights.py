@@ -52,7 +52,7 @@ class Weights(Protocol):
         """Copy the values of ``flat``, which has the layout of :meth:`flat`, to ``parameters``."""
 
 
-class KeptLayout(Protocol):
+class LayoutState(Protocol):
     """What a checkpoint holds of the buckets."""
 
     def state_dict(self) -> dict[str, Any]:

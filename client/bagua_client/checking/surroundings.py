@@ -22,7 +22,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import compiled
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.tunable import Tunable
 
 WATCHED = (
@@ -61,7 +61,7 @@ class Surroundings:
         self._communicator = tunable.communicator
         self._variables = _variables(os.environ)
         looks = wrapper is not None and torchs.looks_for_unused(wrapper)
-        self._passes = Passes(tunable.parameters, tunable.observers) if looks else None
+        self._passes = PassCount(tunable.parameters, tunable.observers) if looks else None
         self._is_compiled = wrapper is not None and compiled.is_compiled(wrapper.module)
         self._is_replicated = wrapper is not None
         self._frames = compiled.frames_compiled()
@@ -95,7 +95,7 @@ class Surroundings:
         return json.dumps(seen, sort_keys=True).encode()
 
 
-class Passes:
+class PassCount:
     """Counts the backward passes that communicate, and those that did not reach all parameters.
 
     A pass that is made of several, one inside the other, as with reentrant checkpoints, counts as

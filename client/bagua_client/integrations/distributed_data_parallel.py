@@ -19,7 +19,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
-from bagua_client.integrations.start import Start
+from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
 from bagua_client.reducer.offer import (
@@ -345,10 +345,10 @@ def _start(
     wrapper: DistributedDataParallel,
     optimizers: Sequence[torch.optim.Optimizer],
     refusal: Callable[[], str],
-) -> Start:
+) -> Beginning:
     tunable, name = partial(_tunable_of, wrapper), type(wrapper.module).__name__
     group = wrapper.process_group
-    return Start(name, group, refusal, tunable, optimizers, wrapper=wrapper)
+    return Beginning(name, group, refusal, tunable, optimizers, wrapper=wrapper)
 
 
 @a_look

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.start import Start
+from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.sharded.offer import default_of, refusal_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
@@ -160,7 +160,7 @@ def _begin(
         return
     units, refusal = _units_of(model)
     is_unseen = bool(units) and units[0].device.type == "cuda"
-    start = Start(
+    start = Beginning(
         name=type(model).__name__,
         group=_group_of(units),
         refusal=lambda: reason or refusal,

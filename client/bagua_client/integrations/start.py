@@ -162,7 +162,7 @@ class _GoingOn(Nobody):
 
 
 @dataclass(frozen=True)
-class Start:
+class Beginning:
     """What the beginning needs of one model.
 
     Attributes:

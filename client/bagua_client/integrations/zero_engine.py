@@ -14,7 +14,7 @@ from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.start import Start
+from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.tunable.looks import a_look, seen, together
 from bagua_client.zero.buckets import Buckets, refusal_of
@@ -109,7 +109,7 @@ def _begin(
     reason: why the engine is none of ours; empty: it is.
     """
     refusal = reason or _refusal(engine)
-    start = Start(
+    start = Beginning(
         name=seen(lambda: type(engine.module).__name__, ""),
         group=_group_of(engine),
         refusal=lambda: refusal,

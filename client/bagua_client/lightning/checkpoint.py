@@ -80,7 +80,7 @@ class Kept:
         return {**kept, "ranks": ranks}
 
 
-class Found(NamedTuple):
+class Resumed(NamedTuple):
     """What a checkpoint has for this rank; without a replica, the checkpoint's own
     weights are it.
     """
@@ -89,7 +89,7 @@ class Found(NamedTuple):
     replica: Mapping[str, Any] | None
 
 
-def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
+def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Resumed | None:
     """Return what :meth:`Kept.collect` gave, for a training that goes on; None, on all ranks: it
     does not fit this one, and the algorithm begins anew at the weights of rank 0.
     """
@@ -99,10 +99,10 @@ def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
     name, ranks = (saved["algorithm"], saved["ranks"]) if saved else ("", [])
     layout = {LAYOUT: saved[LAYOUT]} if saved and saved[LAYOUT] else {}
     if not now.differs:
-        return Found(layout, None) if name == algorithm.name else None
+        return Resumed(layout, None) if name == algorithm.name else None
     if name == algorithm.name and len(ranks) == dist.get_world_size():
-        found = Found(**ranks[dist.get_rank()])
-        return Found({**found.state, **layout}, found.replica)
+        found = Resumed(**ranks[dist.get_rank()])
+        return Resumed({**found.state, **layout}, found.replica)
     if dist.get_rank() == 0:
         was = f"{name} on {len(ranks)} ranks" if ranks else name or "an algorithm without state"
         logger.warning(

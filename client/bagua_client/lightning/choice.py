@@ -18,7 +18,7 @@ _SET_BY_LIGHTNING = {"self", "module", "device_ids", "output_device", "kwargs"}
 _OF_WRAPPER = {*inspect.signature(DistributedDataParallel).parameters} - {"optimizers", "algorithm"}
 
 
-class Choice:
+class AlgorithmChoice:
     """An algorithm and its arguments.
 
     Args:

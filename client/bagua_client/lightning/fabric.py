@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.lightning import checkpoint as checkpoints
-from bagua_client.lightning.checkpoint import Found, Kept
-from bagua_client.lightning.choice import Choice, part
+from bagua_client.lightning.checkpoint import Kept, Resumed
+from bagua_client.lightning.choice import AlgorithmChoice, part
 from bagua_client.lightning.interlude import Interlude
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class WithAlgorithmInFabric(DDPStrategy):
         **kwargs: Any,
     ) -> None:
         arguments, others = part(kwargs, super().__init__)
-        self._choice = Choice(algorithm, arguments, self.misconfiguration)
+        self._choice = AlgorithmChoice(algorithm, arguments, self.misconfiguration)
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -132,7 +132,7 @@ class WithAlgorithmInFabric(DDPStrategy):
         return rest
 
     def _restore(
-        self, found: Found, state: Mapping[str, Any], wrapper: DistributedDataParallel
+        self, found: Resumed, state: Mapping[str, Any], wrapper: DistributedDataParallel
     ) -> None:
         for name, value in (found.replica or {}).items():
             stateful = state.get(name)

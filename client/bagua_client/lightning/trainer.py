@@ -12,7 +12,7 @@ from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.lightning import checkpoint as checkpoints
 from bagua_client.lightning.checkpoint import Kept
-from bagua_client.lightning.choice import Choice, part
+from bagua_client.lightning.choice import AlgorithmChoice, part
 from bagua_client.lightning.interlude import Interlude
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WithAlgorithm(DDPStrategy):
         **kwargs: Any,
     ) -> None:
         arguments, others = part(kwargs, super().__init__)
-        self._choice = Choice(algorithm, arguments, self.misconfiguration)
+        self._choice = AlgorithmChoice(algorithm, arguments, self.misconfiguration)
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_client.measuring.clock import Clock
-from bagua_client.tunable.timeline import Timeline
-from bagua_client.tunable.tunable import Tunable
+from bagua_client.tunable.tunable import Timeline, Tunable
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 PROFILED_STEPS = 3

@@ -19,7 +19,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
 from bagua_client.torch_private.wrapper import called_untraced
-from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.tunable import Nobody, Tunable
 
 # Where one step ends and the next begins: at the optimizer, not at each backward pass.

@@ -23,7 +23,7 @@ NOTHING = 0
 """The vote of a rank that has loaded nothing."""
 
 
-class Kept(Tunable, Protocol):
+class KeptModel(Tunable, Protocol):
     """A model whose buckets are kept.
 
     Attributes:
@@ -47,7 +47,7 @@ class KeptLayout:
     would be others.
     """
 
-    def __init__(self, tunable: Kept, order: ReadyOrder) -> None:
+    def __init__(self, tunable: KeptModel, order: ReadyOrder) -> None:
         self._tunable = tunable
         self._order = order
         self._loaded: Mapping[str, Any] = {}

@@ -17,8 +17,8 @@ from bagua_client.layout import digest_of
 from bagua_client.reducer.comm_hook import Mark
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
-from bagua_client.tunable.observers import Observers
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.looks import Observers
+from bagua_client.tunable.tunable import Timeline
 
 UNKNOWN = 0
 """The vote of a rank that has not seen all gradients."""

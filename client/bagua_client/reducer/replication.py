@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from bagua_client.algorithms import Algorithm
 from bagua_client.algorithms.companion import in_order
 from bagua_client.algorithms.declared import Declared
-from bagua_client.algorithms.weights import KeptLayout
+from bagua_client.algorithms.weights import LayoutState
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
@@ -278,7 +278,7 @@ class Replication:
         declared: Algorithm,
         model: Model,
         names: Mapping[int, str],
-        kept_layout: KeptLayout,
+        kept_layout: LayoutState,
         wrapper: torch.nn.Module,
         watcher: Watcher,
     ) -> None:

@@ -36,8 +36,7 @@ from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 from bagua_client.tunable.changed_together import ChangedTogether
-from bagua_client.tunable.timeline import Timeline
-from bagua_client.tunable.tunable import NOBODY
+from bagua_client.tunable.tunable import NOBODY, Timeline
 
 
 class TunableReducer(ChangedTogether):

@@ -176,12 +176,12 @@ class _Adapter(HTTPAdapter):
 def _remembering(pool: type[HTTPConnectionPool], sockets: list[socket.socket]) -> type[Any]:
     """A subclass of ``pool`` that keeps its newest connection's socket in ``sockets``."""
 
-    class Connection(pool.ConnectionCls):  # type: ignore[name-defined, misc]
+    class Remembered(pool.ConnectionCls):  # type: ignore[name-defined, misc]
         def connect(self) -> None:
             super().connect()
             sockets[:] = [self.sock]
 
-    return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+    return type(pool.__name__, (pool,), {"ConnectionCls": Remembered})
 
 
 def _read(response: requests.Response) -> Iterator[bytes]:

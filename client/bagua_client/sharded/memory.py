@@ -9,8 +9,7 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 from bagua_client.torch_private.sharded import Unit
-from bagua_client.tunable.device_memory import DeviceMemory
-from bagua_client.tunable.measured_memory import MeasuredMemory
+from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
 
 BYTES_OF_16_BITS = 2
 

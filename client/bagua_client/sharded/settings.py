@@ -20,7 +20,7 @@ def parts_of(layout: Layout) -> Parts:
     return sorted(tuple(sorted(bucket)) for bucket in layout.partition)
 
 
-class Settings:
+class UnitSettings:
     """What is set on the units of one model.
 
     Args:

@@ -31,7 +31,7 @@ from bagua_client.sharded.offer import (
     specs_of,
     uses_ours,
 )
-from bagua_client.sharded.settings import Settings, parts_of
+from bagua_client.sharded.settings import UnitSettings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import why_not
@@ -39,9 +39,9 @@ from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import called_untraced, untraced
 from bagua_client.tunable.changed_together import STEPS_SEEN, ChangedTogether
-from bagua_client.tunable.device_memory import memory_of
-from bagua_client.tunable.observers import Observers
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.looks import Observers
+from bagua_client.tunable.memory import memory_of
+from bagua_client.tunable.tunable import Timeline
 
 # Which forward passes of a model still have a backward pass to come.
 
@@ -158,7 +158,7 @@ class _Held:
     units: Sequence[Unit]
     memory: UnitsMemory | None
     traffic: Traffic
-    settings: Settings
+    settings: UnitSettings
 
 
 class TunableUnits(ChangedTogether):
@@ -217,7 +217,7 @@ class TunableUnits(ChangedTogether):
         if device_memory is not None:
             node_ranks = communicator.ranks_beside
             memory = UnitsMemory(units, device_memory, self.layout, self.declared.new, node_ranks)
-        held = _Held(units, memory, traffic, Settings(units, traffic, communicator))
+        held = _Held(units, memory, traffic, UnitSettings(units, traffic, communicator))
         vars(model)[HELD] = held
         self._held_by_model, self._passes = weakref.ref(held), Passes()
         self._follow()

@@ -21,8 +21,8 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 from bagua_client.torch_private import groups as torch_groups
-from bagua_client.tunable.measured_memory import MeasuredMemory
-from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.looks import Observers
+from bagua_client.tunable.memory import MeasuredMemory
 from bagua_client.tunable.tunable import NOBODY, Listener
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,25 @@
-"""What is said of the memory of a rank's device, which is a constraint on configurations."""
+"""The memory of a rank's device, which is a constraint on configurations: what is known of it, how
+much a configuration needs, and whether it may be tried.
+
+What a configuration takes is predicted; the rest is what was measured. It must stay within a share
+of the memory. And were the part of it that is beyond all that was tried twice as large as
+predicted, it would still have to fit on the device.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout
+
+logger = logging.getLogger(__name__)
 
 LARGEST_SHARE = 0.9
 """Allocators do not fill a device to the last byte."""
@@ -92,3 +107,178 @@ def why_given_up(by_rank: Sequence[Footprint], is_trial: bool) -> str:
 
 def _gib(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:.3g} GiB"
+
+
+# The device.
+
+FULL_SHARE = 0.5
+"""Of what torch may take: with more than this, what is kept for later is let go of at a change."""
+
+
+class Taken(NamedTuple):
+    """Attributes:
+    peak_bytes: the most that tensors took since the last reset.
+    retries: how often memory ran out since the process began, and was found once what was kept
+        for later had been freed.
+    """
+
+    peak_bytes: int
+    retries: int
+
+
+class DeviceMemory(Protocol):
+    """The memory of one device."""
+
+    def reset(self) -> None:
+        """Measure the peak from now on. What is kept for later may be let go of."""
+
+    def taken(self) -> Taken:
+        """What this process takes."""
+
+    def now_bytes(self) -> int:
+        """What its tensors take now."""
+
+    def allowed_bytes(self) -> int:
+        """What torch may take of it, in this process."""
+
+    def reachable_bytes(self) -> int:
+        """What torch has of it, in this process, or could have now: others may use it, too."""
+
+
+class CudaMemory:
+    """The memory of a GPU, under torch's own allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        if torch.cuda.memory_reserved(self._device) > FULL_SHARE * self.allowed_bytes():
+            # Else blocks that fitted the configuration before are in the way of this one's.
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()
+
+    def now_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def taken(self) -> Taken:
+        found = torch.cuda.memory_stats(self._device)
+        return Taken(found.get("allocated_bytes.all.peak", 0), found.get("num_alloc_retries", 0))
+
+    def allowed_bytes(self) -> int:
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        # A training may have limited itself (since torch 2.8 that can be read).
+        read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        return int(total * (read(self._device) if read is not None else 1.0))
+
+    def reachable_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free + torch.cuda.memory_reserved(self._device))
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """The device's memory; None where nothing is known of it, as on a CPU."""
+    if device.type != "cuda":
+        return None
+    found = CudaMemory(device)
+    try:
+        found.taken()
+        found.allowed_bytes()
+        found.reachable_bytes()
+    except Exception as error:  # Such as an allocator of the training's own.
+        logger.warning(
+            "autotune does not know how much memory is used on %s (%s): what needs more of it is "
+            "tried all the same",
+            device,
+            error,
+        )
+        return None
+    return found
+
+
+# What is measured of it.
+
+COMMUNICATOR_BYTES = 64 * 2**20
+"""About what NCCL takes for a process group, beside torch's allocator."""
+
+
+class MeasuredMemory(ABC):
+    """The memory of one rank's device. A subclass says what a layout takes of it.
+
+    Args:
+        device: its memory.
+        layout: the one in force, the default's.
+
+    Attributes:
+        share: of what there is, that may be used.
+    """
+
+    share = LARGEST_SHARE
+
+    def __init__(self, device: DeviceMemory, layout: Layout) -> None:
+        self._device = device
+        self._rest_bytes = self._retries = self._groups = 0
+        self._given = self._in_force = layout
+        self._proven_bytes, self._is_short = self._extra_bytes(layout), False
+        self.begin(layout)
+
+    @abstractmethod
+    def _extra_bytes(self, layout: Layout) -> int:
+        """What a layout takes beyond the rest, which is the same under all of them."""
+
+    def _groups_of(self, configuration: Configuration) -> int:
+        """How many process groups of ours a configuration needs."""
+        return 0
+
+    def start_from(self, layout: Layout) -> None:
+        """This is the default's layout; see :meth:`Tunable.start_from`."""
+        self._given = layout
+
+    def begin(self, layout: Layout) -> None:
+        """A layout is about to come into force."""
+        self._in_force = layout
+        self._groups = max(self._groups, self._groups_of(layout.configuration))
+        self._device.reset()
+        self.settle()
+
+    def settle(self) -> None:
+        """Blocks of other sizes have been freed by now: memory that runs out counts from here."""
+        self._retries = self._device.taken().retries
+
+    def read(self) -> Footprint:
+        """What the layout in force has taken since it came into force, of which is learned."""
+        peak_bytes, retries = self._device.taken()
+        limit_bytes, device_bytes = self._limits(self._groups)
+        lack, extra_bytes = Lack.NONE, self._extra_bytes(self._in_force)
+        has_retried = retries > self._retries
+        if extra_bytes <= self._extra_bytes(self._given):
+            # What needs no more than the default is not what fills the memory.
+            self._is_short |= has_retried
+        else:
+            lack |= Lack.RETRIED if has_retried and not self._is_short else Lack.NONE
+            lack |= Lack.OVER if peak_bytes > limit_bytes else Lack.NONE
+        self._rest_bytes = max(self._rest_bytes, peak_bytes - extra_bytes)
+        if not lack:
+            self._proven_bytes = max(self._proven_bytes, extra_bytes)
+        return Footprint(peak_bytes, limit_bytes, device_bytes, lack)
+
+    def misfit(self, layout: Layout) -> Footprint | None:
+        """What a layout would take if it may not be tried; None: it may."""
+        self.read()  # What is in force has told nothing yet where no agent asks for it.
+        extra_bytes = self._extra_bytes(layout)
+        if extra_bytes <= self._extra_bytes(self._given):
+            return None
+        limit_bytes, device_bytes = self._limits(self._groups_of(layout.configuration))
+        peak_bytes = self._rest_bytes + extra_bytes
+        unproven_bytes = max(extra_bytes - self._proven_bytes, 0)
+        if peak_bytes <= limit_bytes and peak_bytes + unproven_bytes <= device_bytes:
+            return None
+        return Footprint(peak_bytes, limit_bytes, device_bytes)
+
+    def _limits(self, groups: int) -> tuple[int, int]:
+        """What may be used beside so many process groups of ours, and what there is."""
+        beside = max(groups - self._groups, 0) * COMMUNICATOR_BYTES
+        reachable_bytes = max(self._device.reachable_bytes() - beside, 1)
+        device_bytes = min(self._device.allowed_bytes(), reachable_bytes)
+        return int(self.share * device_bytes), device_bytes

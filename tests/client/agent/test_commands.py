@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import detail
+from bagua_client.agent import pace
 from bagua_client.agent.report import ROOM_BYTES
 from bagua_client.torch_private import reducer as torchs
 from tests.client.agent.scripted_service import ScriptedService
@@ -83,7 +83,7 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
 
 def _tune_long_steps(url: str, last: Configuration) -> None:
     """As if the hook were a small part of a step."""
-    with mock.patch.object(detail, "MOST_SHARE", math.inf):
+    with mock.patch.object(pace, "MOST_SHARE", math.inf):
         _tune(url, last)
 
 

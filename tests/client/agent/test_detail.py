@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.detail import MOST_WAITED_STEPS
+from bagua_client.agent.pace import MOST_WAITED_STEPS
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService

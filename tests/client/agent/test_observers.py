@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import correspondence
-from bagua_client.agent.agent import Pace
 from bagua_client.agent.outcome import Outcome
+from bagua_client.agent.pace import Pace
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.measuring.clock import CpuClock, StepTimer
@@ -30,7 +30,7 @@ from bagua_client.reducer.observation import BucketObservation, ReadyOrder
 from bagua_client.reporter.inbox import Inbox
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 

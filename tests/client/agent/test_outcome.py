@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
-from bagua_client.agent import agent, waiting
+from bagua_client.agent import agent, outcome
 from bagua_client.announcement import ENDED_FIRST
 from bagua_client.environment import Environment
 from bagua_client.measuring import rank_measurement
@@ -356,7 +356,7 @@ def _waits(url: str) -> tuple[list[str], list[str]]:
     with _service_at(url):
         first, second = (DistributedDataParallel(torch.nn.Linear(3, 3)).eval() for _ in range(2))
     reasons = [second.tuning.reason]
-    with mock.patch.object(waiting, "PATIENCE_SECONDS", 0.0):
+    with mock.patch.object(outcome, "PATIENCE_SECONDS", 0.0):
         second(torch.ones(1, 3))
     with first.join():
         first(torch.ones(1, 3)).sum().backward()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bagua_client.agent.agent import MOST_FOR_COST, MOST_REDUCTIONS, SUSPICIOUS_REDUCTIONS, Pace
+from bagua_client.agent.pace import MOST_FOR_COST, MOST_REDUCTIONS, SUSPICIOUS_REDUCTIONS, Pace
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from bagua_client import DistributedDataParallel
 from bagua_client.checking import check
 from bagua_client.checking.surroundings import Surroundings
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Timeline
 from bagua_wire.profile import BucketTiming
 from tests.client.comparison import difference
 from tests.ranks import RankPool

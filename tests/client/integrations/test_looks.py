@@ -38,7 +38,7 @@ from bagua_client.reducer.replication import Replication
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.reporter import Handover
 from bagua_client.sharded import tunable_units
-from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.settings import UnitSettings
 from bagua_client.sharded.tunable_units import Passes, TunableUnits
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private import sharded as torchs_sharded
@@ -137,7 +137,7 @@ OF_SHARDED = [
     Fault(tunable_units, "specs_of"),
     Fault(tunable_units, "default_of"),
     Fault(tunable_units, "why_not"),
-    Fault(Settings, "__init__"),
+    Fault(UnitSettings, "__init__"),
     Fault(TunableUnits, "attach"),
     Fault(TunableUnits, "_holds_own", later=True),
     Fault(TunableUnits, "_see_order", later=True),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import detail
+from bagua_client.agent import pace
 from bagua_client.measuring import rank_measurement
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -25,7 +25,7 @@ def _tune(url: str, backward_passes: int) -> list[int]:
     They are as short as those of no training; so the hook may take as much of them as it wants.
     """
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    with mock.patch.object(detail, "MOST_SHARE", math.inf):
+    with mock.patch.object(pace, "MOST_SHARE", math.inf):
         return _train(backward_passes)
 
 

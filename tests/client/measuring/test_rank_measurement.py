@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import detail
+from bagua_client.agent import pace
 from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -36,7 +36,7 @@ def _tune(url: str, validate_every: int) -> None:
     with (
         mock.patch.dict(os.environ, variables),
         mock.patch.object(CpuClock, "mark", clock.mark),
-        mock.patch.object(detail, "MOST_SHARE", math.inf),  # The steps are far shorter than usual.
+        mock.patch.object(pace, "MOST_SHARE", math.inf),  # The steps are far shorter than usual.
     ):
         model = DistributedDataParallel(torch.nn.Linear(32, 32))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -14,7 +14,7 @@ from bagua_client.reporter.inbox import (
     Inbox,
     RankTimes,
 )
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Timeline
 
 
 def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.tunable.device_memory import CudaMemory
+from bagua_client.tunable.memory import CudaMemory
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 

@@ -87,7 +87,7 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
     kind = Kind()
     model: Any = bagua_client.tune(sharded(kind))
     train(model, kind, {}, 1)
-    put = settings.Settings.put
+    put = settings.UnitSettings.put
 
     def fail(self: Any, layout: Any, *args: Any) -> None:
         if dist.get_rank() == 1 and layout.configuration.kept_units == 4:
@@ -96,7 +96,7 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
 
     listener = Returned()
     tunable_of(model).report_to(listener)
-    with mock.patch.object(settings.Settings, "put", fail):
+    with mock.patch.object(settings.UnitSettings, "put", fail):
         agreed = model.reconfigure(replace(model.configuration, kept_units=4))
         losses, _ = train(model, kind, {}, 3)
     return agreed, str(model._tunable.layout.configuration.kept_units), listener.reasons[0], losses

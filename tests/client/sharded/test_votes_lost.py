@@ -16,7 +16,7 @@ import torch.distributed as dist
 import bagua_client
 from bagua_client.communication import communicator, link
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.settings import UnitSettings
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private import merged_units
 from bagua_client.torch_private.merged_units import MergedUnits
@@ -67,8 +67,8 @@ def _trouble(place: str) -> AbstractContextManager[Any]:
         "first group": lambda: _failing(dist, "new_group", 1),
         "its first group": lambda: _failing(dist, "new_group", 1, is_done=True),
         "second group": lambda: _failing(dist, "new_group", 2),
-        "before it is put": lambda: _failing(Settings, "put", 1),
-        "after it is put": lambda: _failing(Settings, "put", 1, is_done=True),
+        "before it is put": lambda: _failing(UnitSettings, "put", 1),
+        "after it is put": lambda: _failing(UnitSettings, "put", 1, is_done=True),
         "while units are kept": lambda: _failing(Unit, "keep", 2),
         "before units are merged": lambda: _failing(MergedUnits, "_join", 1),
         "while units are merged": lambda: _failing(MergedUnits, "_join", 2),

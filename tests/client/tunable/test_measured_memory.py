@@ -10,9 +10,15 @@ import torch
 
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
-from bagua_client.tunable.device_memory import Taken, memory_of
-from bagua_client.tunable.measured_memory import MeasuredMemory
-from bagua_client.tunable.memory import Footprint, Lack, why_given_up, why_not_tried
+from bagua_client.tunable.memory import (
+    Footprint,
+    Lack,
+    MeasuredMemory,
+    Taken,
+    memory_of,
+    why_given_up,
+    why_not_tried,
+)
 
 GIB = 2**30
 SPECS = [TensorSpec("weight", (GIB // 4,), 4, "torch.float32", "cuda#0")]

@@ -18,7 +18,7 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import communicator
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Timeline
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.measuring.clock import clock_for
-from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Timeline
 from tests.ranks import RankPool
 
 
