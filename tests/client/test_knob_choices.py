@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.environment import Environment
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.knob_choices import Choice, read_choices
 from bagua_wire.knobs import KNOBS
 from tests.client.agent.scripted_service import ScriptedService
@@ -88,7 +89,7 @@ def _register(url: str, said: str) -> tuple[Configuration, list[int], float, lis
     for step in range(400):
         model.zero_grad()
         model(torch.ones(2, 64)).sum().backward()
-        buckets = buckets or [len(b) for b in model._tunable.layout.partition] * (step == 2)  # type: ignore[union-attr]
+        buckets = buckets or [len(b) for b in tunable_of(model).layout.partition] * (step == 2)
         if model.tuning.trials:
             break
     logging.getLogger("bagua_client").removeHandler(handler)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bagua_client
 from bagua_client import Configuration
-from bagua_client.integrations.distributed_data_parallel import _tunable_of
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.reducer import caps_of
@@ -46,7 +46,7 @@ class Recut(bagua_client.DistributedDataParallel):
         if refusal_of(self, caps_of(self)):
             counts["refused"] += 1
             return
-        tunable = _tunable_of(self)
+        tunable = tunable_of(self)
         tunable.attach()
         tunable.report_to(_Changes(tunable))
 
@@ -83,7 +83,7 @@ class RecutByHand(bagua_client.DistributedDataParallel):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self._passes % 2 == 0 and torch.is_grad_enabled():
-            configuration = _configuration(_tunable_of(self), self._passes // 2)
+            configuration = _configuration(tunable_of(self), self._passes // 2)
             counts["recut"] += self.reconfigure(configuration)
         self._passes += 1
         return super().forward(*inputs, **named)

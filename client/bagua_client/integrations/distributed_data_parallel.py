@@ -159,7 +159,7 @@ class DistributedDataParallel(TunedModel, WithMoments):
             )
         if leaves_first_step_out(self):
             raise RuntimeError(LEAVES_FIRST_STEP_OUT)
-        return self._reconfigure(_tunable_of(self), configuration)
+        return self._reconfigure(tunable_of(self), configuration)
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return torch's hook: while ranks may end their training one by one, nothing is tuned."""
@@ -346,7 +346,7 @@ def _start(
     optimizers: Sequence[torch.optim.Optimizer],
     refusal: Callable[[], str],
 ) -> Beginning:
-    tunable, name = partial(_tunable_of, wrapper), type(wrapper.module).__name__
+    tunable, name = partial(tunable_of, wrapper), type(wrapper.module).__name__
     group = wrapper.process_group
     return Beginning(name, group, refusal, tunable, optimizers, wrapper=wrapper)
 
@@ -364,8 +364,8 @@ def _check_hook(algorithm: Algorithm) -> None:
         )
 
 
-def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
-    """Return the wrapper's reducer, made when it is needed first, on all ranks together."""
+def tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
+    """The wrapper's reducer, made when it is needed first, on all ranks together."""
     if wrapper._tunable is None:
         wrapper._tunable = new_tunable(wrapper, find(DEFAULT_ALGORITHM))
     return wrapper._tunable

@@ -170,7 +170,7 @@ class TunableReducer(ChangedTogether):
         """See :meth:`Tunable.schedule`: at the end of this reduction, if called there, else of the
         next."""
         super().schedule(layout)
-        self._is_stale |= not (self._cut.is_hooked or self._ends.are_followed)  # No end is seen.
+        self._is_stale |= not (self.is_hooked or self._ends.are_followed)  # No end is seen.
 
     def change(self, layout: Layout) -> bool:
         """See :meth:`Changeable.change`: at once, or at the end of the next reduction where some
@@ -180,7 +180,7 @@ class TunableReducer(ChangedTogether):
         is_early = is_early and self._cut.is_between_steps(self._is_open)
         if 0 in Vote(int(is_early), *self._voters).values():
             return True
-        may_wait = not self._cut.is_hooked or self._cut.may_be_open
+        may_wait = not self.is_hooked or self._cut.may_be_open
         is_done = self._carry_out()
         if may_wait:
             self._cut.expect_backward()
@@ -294,11 +294,11 @@ class TunableReducer(ChangedTogether):
 
     def _leave_to_torch(self) -> None:
         """Nobody observes the steps: keep no hook that has done what it was for."""
-        if self._may_leave and self._cut.is_hooked:
+        if self._may_leave and self.is_hooked:
             self._may_leave = False
             if self.is_carried_by_torch(self.layout):
                 self._leave_buckets()
-        elif self.listener is NOBODY and not self._cut.is_hooked:
+        elif self.listener is NOBODY and not self.is_hooked:
             self._ends.stop()
 
     def _leave_buckets(self) -> None:
@@ -306,18 +306,23 @@ class TunableReducer(ChangedTogether):
         no hook on the buckets where torch carries them."""
         self._sees_buckets = False
         self._ends.follow([self.parameters[index] for index in self.order])
-        if self._cut.is_hooked:
+        if self.is_hooked:
             self._next = self._next or self.layout
 
     def stand_back(self) -> None:
         """Leave the buckets to torch until all ranks have ended; under ``join`` none may wait."""
-        if self._cut.is_hooked:
+        if self.is_hooked:
             self._is_stale = True
             self._put(self.layout, bare=True)
 
     def joins(self, may_join: bool) -> None:
         """The training is inside torch's ``join`` from now on, or no longer."""
         self._may_join = may_join
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether our hook is told of the buckets."""
+        return self._cut.is_hooked
 
     @property
     def is_left(self) -> bool:
@@ -332,7 +337,7 @@ class TunableReducer(ChangedTogether):
     def give_way(self) -> None:
         """Remove our hook: the user is about to register one, and torch takes only one."""
         self._next, self.default = None, self.default.torchs_way
-        if self._cut.is_hooked:
+        if self.is_hooked:
             self._put(plan(self.tensors, self.order, self.default), bare=True)
         elif not self.layout.configuration.is_torchs_way:  # Before the first step.
             self.layout = plan(self.tensors, self.order, self.default)
@@ -393,7 +398,7 @@ class TunableReducer(ChangedTogether):
 
     def _unless_hooked(self, seen: Callable[[], None]) -> None:
         """Our hook sees more of the same."""
-        if not self._cut.is_hooked:
+        if not self.is_hooked:
             seen()
 
     def _reduced(self) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent import pace
 from bagua_client.agent.report import ROOM_BYTES
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.torch_private import reducer as torchs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -43,7 +44,7 @@ def _tune(
     while len(seen) < MOST_STEPS and (model.is_tuning or model.configuration != last):
         model.zero_grad()
         model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum().backward()
-        tensors = [len(bucket) for bucket in model._tunable.layout.partition]
+        tensors = [len(bucket) for bucket in tunable_of(model).layout.partition]
         gradient = layers[0].weight.grad
         assert gradient is not None
         seen.append((model.configuration, tensors, float(gradient.sum())))

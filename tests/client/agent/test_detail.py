@@ -13,6 +13,7 @@ import torch
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent.pace import MOST_WAITED_STEPS
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
@@ -48,9 +49,8 @@ def _tuning(url: str, find_unused: bool, mark_seconds: float) -> Seen:
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused
         )
-    agent, tunable = model._agent, model._tunable
+    agent, tunable = model._agent, tunable_of(model)
     assert agent is not None
-    assert tunable is not None
     found: Seen = []
     starts = tunable.observation.bucket_starts
     after = 10
@@ -134,12 +134,11 @@ def _waiting(url: str) -> tuple[bool, list[bool]]:
     """Whether the job is still tuned after some steps, and whether each had the hook."""
     with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
-    tunable = model._tunable
-    assert tunable is not None
+    tunable = tunable_of(model)
     hooked = []
     for _ in range(MOST_WAITED_STEPS + 10):
         model(torch.ones(1, 16)).sum().backward()
-        hooked.append(tunable._cut.is_hooked)
+        hooked.append(tunable.is_hooked)
     return model.is_tuning, hooked
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import LowPrecisionDecentralizedAlgorithm
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from tests.client.algorithms.reference import in_eight_bits
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
@@ -106,8 +107,7 @@ def _wrong_steps(hierarchical: bool, interval: int) -> list[int]:
             assert ours.reconfigure(Configuration(size, "leaders" if hierarchical else "off"))
         optimizer.zero_grad()
         loss_of(ours, rank, step).backward()
-        assert ours._tunable is not None
-        buckets = ours._tunable.layout.partition
+        buckets = tunable_of(ours).layout.partition
         optimizer.step()
         reference.step(step, buckets)
         expected = list(reference.models[rank].parameters())

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
@@ -124,9 +125,8 @@ def _in_mode(name: str, trains: bool, looks: bool) -> tuple[torch.Tensor, Config
                 optimizer.zero_grad()
                 loss_of(model, rank, step).backward()
                 optimizer.step()
-    assert model._tunable is not None
     found = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    return found, model._tunable.layout.configuration
+    return found, tunable_of(model).layout.configuration
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "async"])

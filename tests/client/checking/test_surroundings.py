@@ -24,7 +24,7 @@ from bagua_client.checking.surroundings import (
     gloo_over_infiniband,
     nccl_network,
 )
-from bagua_client.integrations.distributed_data_parallel import _tunable_of
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from tests.client.listening import EachStep
 from tests.ranks import RankPool
 
@@ -72,9 +72,7 @@ def test_nccl_says_in_its_log_what_it_uses(tmp_path: Path) -> None:
 def _with_ports(folder: Path) -> Any:
     with mock.patch.object(surroundings, "INFINIBAND", folder / str(dist.get_rank())):
         model = DistributedDataParallel(nn.Linear(2, 2))
-        return gather(
-            Surroundings(_tunable_of(model), model).look(), _tunable_of(model).communicator
-        )
+        return gather(Surroundings(tunable_of(model), model).look(), tunable_of(model).communicator)
 
 
 def test_each_rank_tells_the_ports_of_its_own_machine(two_ranks: RankPool, tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def _passes(looks: bool, steps: list[list[bool]]) -> Any:
     last communicates; False: rank 1 leaves the second layer out."""
     torch._dynamo.utils.counters.clear()  # These ranks serve other tests, too.
     model = DistributedDataParallel(Branches(), find_unused_parameters=looks)
-    tunable = _tunable_of(model)
+    tunable = tunable_of(model)
     seen = Surroundings(tunable, model)
     tunable.report_to(EachStep(seen.reduced))
     tunable.attach()
@@ -149,7 +147,7 @@ def _changed() -> Any:
         if rank == 1:
             os.environ["NCCL_NET"] = "Socket"
         model = DistributedDataParallel(nn.Linear(2, 2))
-        tunable = _tunable_of(model)
+        tunable = tunable_of(model)
         seen = Surroundings(tunable, model)
         if rank == 0:
             os.environ["NCCL_IB_DISABLE"] = "1"
@@ -183,7 +181,7 @@ def _compiled(order: str, splits: bool) -> tuple[Any, int]:
         if order == "before":
             module(inputs).sum().backward()
         ddp = DistributedDataParallel(module, bucket_cap_mb=1)
-        tunable = _tunable_of(ddp)
+        tunable = tunable_of(ddp)
         seen = Surroundings(tunable, ddp)
         for _ in range(3):
             ddp(inputs).sum().backward()

@@ -18,6 +18,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.torch_private import groups as torch_groups
 from tests.ranks import RankPool
 
@@ -204,8 +205,7 @@ def _without_groups() -> list[str]:
         return []
     model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=user)
     assert model.reconfigure(model.configuration)
-    tunable = model._tunable
-    assert tunable is not None
+    tunable = tunable_of(model)
     offered = [describe_job(tunable, Environment(), "job")["knobs"]]
     messages = []
     _world().bound_device_id = BOUND
@@ -274,8 +274,7 @@ def _dropped_wrappers(ranks: list[int], wrappers: int) -> list[tuple[int, int, i
         for number in range(wrappers):
             model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=user)
             assert model.is_tuning
-            tunable = model._tunable
-            assert tunable is not None
+            tunable = tunable_of(model)
             layout = tunable.plan(Configuration(1, channels=2))
             tunable.prepare(layout)
             tunable.schedule(layout)

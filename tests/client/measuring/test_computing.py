@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.tunable.tunable import Nobody
 from tests.client.agent.scripted_service import ScriptedService
@@ -167,8 +168,7 @@ def _times_on_the_gpu() -> tuple[list[StepTime], float]:
     model = DistributedDataParallel(plain, process_group=dist.new_group(backend="nccl"))
     timer = StepTimer(clock_for(device))
     assert model.reconfigure(model.configuration)
-    tunable = model._tunable
-    assert tunable is not None
+    tunable = tunable_of(model)
     tunable.attach()
     tunable.report_to(_Timing(timer))
     for _ in range(3):  # NCCL starts with the first, and buckets are cut anew

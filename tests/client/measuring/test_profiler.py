@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import pace
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -33,13 +34,12 @@ def _train(backward_passes: int) -> list[int]:
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    recorded = []
+    tunable, recorded = tunable_of(model), []
     for step in range(3000):
         for _ in range(backward_passes):
-            model(torch.ones(1, WIDTH)).sum().backward()
-            assert model._tunable is not None
-            if model._tunable.observation._timeline is not None:
-                recorded.append(step)
+            with mock.patch.object(tunable, "record", wraps=tunable.record) as record:
+                model(torch.ones(1, WIDTH)).sum().backward()
+            recorded += [step for call in record.mock_calls if call.args[0] is not None]
         optimizer.step()
         if not model.is_tuning:
             break
@@ -131,8 +131,7 @@ def _tune_sparse(url: str) -> Any:
         if not model.is_tuning:
             break
     assert not model.is_tuning
-    assert model._tunable is not None
-    return len(model._tunable.layout.partition)
+    return len(tunable_of(model).layout.partition)
 
 
 def test_a_sparse_gradient_is_told_with_the_size_that_it_sends(two_ranks: RankPool) -> None:

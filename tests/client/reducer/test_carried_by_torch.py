@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.utils.checkpoint import checkpoint
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.tunable.tunable import NOBODY
 from bagua_wire.knobs import MIB
@@ -48,8 +49,7 @@ def tuned(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, Tu
     """As a job that is being tuned has it, without an agent."""
     ours = DistributedDataParallel(model, **options)
     assert ours.reconfigure(ours.configuration)
-    tunable = ours._tunable
-    assert tunable is not None
+    tunable = tunable_of(ours)
     tunable.attach()
     return ours, tunable
 
@@ -121,7 +121,7 @@ def _beside_stock(
                 wrapper.zero_grad()
                 train(wrapper, step)
             found += unlike(stock, ours)
-    return found, seen.buckets, seen.ends, tunable._cut.is_hooked
+    return found, seen.buckets, seen.ends, tunable.is_hooked
 
 
 @pytest.mark.parametrize("train", [backward, accumulating])
@@ -197,7 +197,7 @@ def _to_and_fro(find_unused: bool, train: Train) -> tuple[list[str], list[bool]]
                 train(wrapper, step)
             found += [f"{configuration}, step {step}: {name}" for name in unlike(stock, ours)]
         assert tunable.layout.configuration == configuration
-        hooked.append(tunable._cut.is_hooked)
+        hooked.append(tunable.is_hooked)
     return found, hooked
 
 
@@ -292,14 +292,13 @@ def _by_hand() -> list[tuple[bool, bool]]:
     ours = DistributedDataParallel(layers())
     found = []
     assert ours.reconfigure(SMALL)
-    tunable = ours._tunable
-    assert tunable is not None
+    tunable = tunable_of(ours)
     for _ in range(2):
         backward(ours, 0)
-        found.append((tunable._cut.is_hooked, tunable._ends.are_followed))
+        found.append((tunable.is_hooked, tunable._ends.are_followed))
         for step in range(6):
             backward(ours, step)
-        found.append((tunable._cut.is_hooked, tunable._ends.are_followed))
+        found.append((tunable.is_hooked, tunable._ends.are_followed))
         assert ours.reconfigure(Configuration(1))
     return found
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Configuration
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from tests.client.comparison import pair
 from tests.ranks import RankPool
 
@@ -41,14 +42,13 @@ def _train(changes: list[Configuration | None], after: int, in_step: bool, compi
             model.zero_grad()
             loss.backward()
         same &= all(map(_is_same, stock.parameters(), ours.parameters()))
-    assert ours._tunable is not None
-    return same and ours._tunable.order_is_agreed and not ours._tunable.observers.has_failed
+    return same and tunable_of(ours).order_is_agreed and not tunable_of(ours).observers.has_failed
 
 
 def _change(ours: nn.Module, changes: list[Configuration | None]) -> None:
     for configuration in changes:
         assert ours.reconfigure(configuration or ours.configuration)
-        ours._tunable.attach()
+        tunable_of(ours).attach()
 
 
 def _is_same(expected: nn.Parameter, actual: nn.Parameter) -> bool:

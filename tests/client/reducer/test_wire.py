@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.job import describe_job
 from bagua_client.environment import Environment
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.reducer import carrier
 from tests.ranks import RankPool
 
@@ -113,10 +114,9 @@ def _offered(dtype: torch.dtype, has_hook: bool) -> list[str]:
     if has_hook:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
     assert model.reconfigure(model.configuration)
-    assert model._tunable is not None
     asked = Environment(allowed=frozenset({"bf16"}))
-    assert "wire_precision" not in describe_job(model._tunable, Environment(), "job")["knobs"]
-    offered = describe_job(model._tunable, asked, "job")["knobs"].get("wire_precision", {})
+    assert "wire_precision" not in describe_job(tunable_of(model), Environment(), "job")["knobs"]
+    offered = describe_job(tunable_of(model), asked, "job")["knobs"].get("wire_precision", {})
     return list(offered.get("values", []))
 
 
@@ -155,9 +155,8 @@ def _after_switches() -> list[tuple[int, int, int]]:
 
     def at_rest() -> tuple[int, int, int]:
         run(rest)
-        assert model._tunable is not None
         dist.barrier()
-        model._tunable.communicator.release(rest)
+        tunable_of(model).communicator.release(rest)
         # Gloo's threads end on their own.
         lowest = _held()
         for _ in range(40):

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.communication import link
+from bagua_client.integrations.sharded_model import tunable_of
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -190,7 +191,7 @@ def _trained(url: str, folder: Path) -> tuple[list[str], list[str], str]:
             if expected != found:
                 differing = [f"step {step}: {found} instead of {expected}"]
             step += 1
-            now = str(tuned.model._tunable.layout.configuration)
+            now = str(tunable_of(tuned.model).layout.configuration)
             if now not in in_force:
                 # A checkpoint under each configuration.
                 in_force.append(now)

@@ -51,7 +51,7 @@ def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     train(model, kind, {}, 3)
     counted = _Counted(model)
     for change in changes:
-        assert model.reconfigure(replace(model._tunable.default, **change))
+        assert model.reconfigure(replace(tunable_of(model).default, **change))
         counted.gathers = counted.scatters = 0
         train(model, kind, {}, 1)
         found.append((counted.gathers, counted.scatters))
@@ -99,7 +99,12 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
     with mock.patch.object(settings.UnitSettings, "put", fail):
         agreed = model.reconfigure(replace(model.configuration, kept_units=4))
         losses, _ = train(model, kind, {}, 3)
-    return agreed, str(model._tunable.layout.configuration.kept_units), listener.reasons[0], losses
+    return (
+        agreed,
+        str(tunable_of(model).layout.configuration.kept_units),
+        listener.reasons[0],
+        losses,
+    )
 
 
 def test_where_one_rank_fails_all_go_back(two_ranks: RankPool) -> None:
@@ -167,9 +172,9 @@ def _with_an_open_pass() -> list[Any]:
         first, second = model(torch.ones(2, 9)), model(torch.full((2, 9), 2.0))
         first.sum().backward()
         for change in changes:
-            assert model.reconfigure(replace(model._tunable.default, **change))
+            assert model.reconfigure(replace(tunable_of(model).default, **change))
             third = model(torch.ones(2, 9))
-            found.append(len(model._tunable._held.settings._merged.leading))
+            found.append(len(tunable_of(model)._held.settings._merged.leading))
         if not changes:
             third = model(torch.ones(2, 9))
         second.sum().backward()

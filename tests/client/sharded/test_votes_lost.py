@@ -102,11 +102,11 @@ def _vote_lost(
         with _trouble(place) if fails else nullcontext():
             _asked(ours, change)
             losses += train(ours, Kind(), {}, FAILS_AT + 1, optimizer, FAILS_AT)[0]
-        in_force.append(str(ours._tunable.layout.configuration))
+        in_force.append(str(tunable_of(ours).layout.configuration))
         losses += train(ours, Kind(), {}, AGAIN_AT, optimizer, FAILS_AT + 1)[0]
         assert _asked(ours, change)
         losses += train(ours, Kind(), {}, END, optimizer, AGAIN_AT)[0]
-        in_force.append(str(ours._tunable.layout.configuration))
+        in_force.append(str(tunable_of(ours).layout.configuration))
         if losses != expected:
             return f"losses {losses} instead of {expected}", in_force
         one, other = state_of(untouched), state_of(ours)

@@ -17,6 +17,7 @@ from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import communicator
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.tunable.tunable import Timeline
 from tests.client.comparison import difference, pair
@@ -258,13 +259,12 @@ def _sizes_cut(configurations: list[Configuration]) -> list[list[int]]:
     for configuration in configurations:
         assert ours.reconfigure(configuration)
         sizes: list[int] = []
-        assert ours._tunable is not None
         for _ in range(2):
             _step(ours, _own_inputs())
-        ours._tunable.attach()
-        ours._tunable.observation.record(timeline := Timeline(time.perf_counter))
+        tunable_of(ours).attach()
+        tunable_of(ours).record(timeline := Timeline(time.perf_counter))
         _step(ours, _own_inputs())
-        ours._tunable.observation.record(None)
+        tunable_of(ours).record(None)
         sizes += timeline.bucket_bytes
         cut.append(sizes)
     return cut
@@ -361,8 +361,7 @@ def _log_of_a_change() -> tuple[list[str], list[float]]:
         for configuration in (Configuration(1), Configuration(1)):
             assert ours.reconfigure(configuration)
             _step(ours, _own_inputs())
-            assert ours._tunable is not None
-            seconds.append(ours._tunable.recut_seconds)
+            seconds.append(tunable_of(ours).recut_seconds)
     return lines, seconds
 
 

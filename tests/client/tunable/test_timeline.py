@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring.clock import clock_for
 from bagua_client.tunable.tunable import Timeline
 from tests.ranks import RankPool
@@ -23,8 +24,7 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
         torch.nn.Sequential(*layers).to(device), process_group=dist.new_group(backend=backend)
     )
     assert model.reconfigure(configuration)
-    tunable = model._tunable
-    assert tunable is not None
+    tunable = tunable_of(model)
     tunable.attach()
     inputs = torch.ones(1, 64, device=device)
     clock = clock_for(device)
@@ -32,9 +32,9 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
         model(inputs).sum().backward()
     timeline = Timeline(clock.mark)
     began = clock.mark()
-    tunable.observation.record(timeline)
+    tunable.record(timeline)
     model(inputs).sum().backward()
-    tunable.observation.record(None)
+    tunable.record(None)
     finished = clock.mark()
     model(inputs).sum().backward()  # not recorded
     if device.type == "cuda":
