@@ -10,6 +10,7 @@ import torch.distributed as dist
 from bagua_client.configuration import Configuration
 from bagua_client.layout import TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
+from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
@@ -46,14 +47,13 @@ class ShardedOffer(Offer):
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
         unmergeable: why no units can be merged; empty: some can.
-        has_nodes: whether the model's parts can travel by node.
     """
 
     kind = "sharded"
+    communicator: ShardCommunicator
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
     unmergeable: str
-    has_nodes: bool = False
 
     @property
     def carried_by(self) -> Mapping[str, str]:
@@ -71,7 +71,7 @@ class ShardedOffer(Offer):
         is_ahead = any(unit.given.forward or unit.given.backward for unit in units)
         has_buffers, on_gpu = units[0].has_scatter_buffers, communicator.device.type == "cuda"
         most_kept = sum(unit.given.mesh_kept is not None for unit in units)
-        may_be_spread = self.has_nodes and any(unit.may_be_spread for unit in units)
+        may_be_spread = communicator.has_nodes and any(unit.may_be_spread for unit in units)
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
         low = high = self.default.bucket_bytes
@@ -85,7 +85,7 @@ class ShardedOffer(Offer):
             return f"{count} units cannot be kept, as only {most_kept} are gathered twice in a step"
 
         def by_node(way: str) -> str:
-            if way not in ("off", "shards" if self.has_nodes else "off"):
+            if way not in ("off", "shards" if communicator.has_nodes else "off"):
                 return f"hierarchical {way} is not possible here: {NODES_NEEDED}"
             return only("off", carried)(way)
 
@@ -125,7 +125,10 @@ class ShardedOffer(Offer):
                 cannot=only("as_is", no_numbers),
             ),
             "hierarchical": Limit(
-                first("hierarchical", ("off", "shards") if self.has_nodes and not alone else ()),
+                first(
+                    "hierarchical",
+                    ("off", "shards") if communicator.has_nodes and not alone else (),
+                ),
                 cannot=by_node,
             ),
             "node_copy": Limit(

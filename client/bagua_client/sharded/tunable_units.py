@@ -271,7 +271,6 @@ class TunableUnits(ChangedTogether):
             units=self.units,
             tensors=self.tensors,
             unmergeable=self._unmergeable,
-            has_nodes=self.communicator.has_nodes,
         )
 
     @property

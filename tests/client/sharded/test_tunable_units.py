@@ -174,7 +174,7 @@ def _with_an_open_pass() -> list[Any]:
         for change in changes:
             assert model.reconfigure(replace(tunable_of(model).default, **change))
             third = model(torch.ones(2, 9))
-            found.append(len(tunable_of(model)._held.settings._merged.leading))
+            found.append(len(tunable_of(model).layout.partition))
         if not changes:
             third = model(torch.ones(2, 9))
         second.sum().backward()
