@@ -27,7 +27,7 @@ from bagua_client.layout import Layout
 from bagua_client.result_line import write_result_line
 from bagua_client.tunable.looks import NotTuned, a_look
 from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
-from bagua_client.tunable.tunable import Changeable, Nobody
+from bagua_client.tunable.tunable import Nobody, Tunable
 
 # BAGUA_CONFIGURATION: a training with what an earlier one was left with, without any service.
 
@@ -60,7 +60,7 @@ def agreed_file(
     return found if agreed(group, VARIABLE, answer, differs) else None
 
 
-def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
+def train_with(tunable: Tunable, file: ConfigurationFile) -> bool:
     """Train the model with it from the next step on; what needs the order in which gradients become
     ready (explicit buckets, merged units) from the third or so, when that is known. All ranks
     together.
@@ -91,7 +91,7 @@ def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
 
 
 @a_look
-def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
+def _obstacle(tunable: Tunable, file: ConfigurationFile) -> str:
     """Why this rank cannot train with it; empty: it can."""
     if known := tunable.refusal or file.obstacle(tunable.tensors):
         return known
@@ -113,7 +113,7 @@ def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
     return ""
 
 
-def _announce(tunable: Changeable, file: ConfigurationFile) -> None:
+def _announce(tunable: Tunable, file: ConfigurationFile) -> None:
     from bagua_client.agent.job import device_name
     from bagua_client.announcement import announce
 
@@ -138,7 +138,7 @@ class _GoingOn(Nobody):
         begin: what all ranks have begun with.
     """
 
-    def __init__(self, tunable: Changeable, file: ConfigurationFile, begin: Layout) -> None:
+    def __init__(self, tunable: Tunable, file: ConfigurationFile, begin: Layout) -> None:
         self._tunable, self._file, self._begin = tunable, file, begin
 
     def reduced(self) -> None:
@@ -179,7 +179,7 @@ class Beginning:
     name: str
     group: dist.ProcessGroup
     refusal: Callable[[], str]
-    tunable: Callable[[], Changeable]
+    tunable: Callable[[], Tunable]
     optimizers: Sequence[torch.optim.Optimizer] = ()
     unchecked: str = ""
     wrapper: DistributedDataParallel | None = None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from bagua_client.configuration import Configuration
 from bagua_client.tunable.looks import a_look, seen
 from bagua_client.tunable.reconfiguration import Reconfiguration
-from bagua_client.tunable.tunable import Changeable
+from bagua_client.tunable.tunable import Tunable
 from bagua_client.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WHILE_TUNED = (
 class TunedModel:
     """The part of a model's interface that is about its tuning."""
 
-    _tunable: Changeable | None = None
+    _tunable: Tunable | None = None
     # Not by an annotation: some libraries read those of a model's class and of all of its bases.
     _agent = cast("Agent | None", None)
     _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
@@ -103,7 +103,7 @@ class TunedModel:
         """
         return nullcontext() if self._agent is None else self._agent.measurement.unmeasured()
 
-    def _reconfigure(self, tunable: Changeable, configuration: Configuration) -> bool:
+    def _reconfigure(self, tunable: Tunable, configuration: Configuration) -> bool:
         if self.is_tuning:
             raise RuntimeError(WHILE_TUNED)
         communicator = tunable.communicator

@@ -173,7 +173,7 @@ class TunableReducer(ChangedTogether):
         self._is_stale |= not (self.is_hooked or self._ends.are_followed)  # No end is seen.
 
     def change(self, layout: Layout) -> bool:
-        """See :meth:`Changeable.change`: at once, or at the end of the next reduction where some
+        """See :meth:`Tunable.change`: at once, or at the end of the next reduction where some
         rank has begun a step."""
         self.schedule(layout)
         is_early = not (self.stands_back or self._cut.waits_for_sync)

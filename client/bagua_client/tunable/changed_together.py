@@ -96,7 +96,7 @@ class ChangedTogether(ABC):
         self._next = layout
 
     def change(self, layout: Layout) -> bool:
-        """See :meth:`Changeable.change`."""
+        """See :meth:`Tunable.change`."""
         self.schedule(layout)
         return True
 

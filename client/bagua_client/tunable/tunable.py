@@ -207,6 +207,14 @@ class Tunable(Protocol):
         """Put ``layout`` into force at the end of this step's communication; all ranks have agreed
         on it, and its groups are made."""
 
+    def change(self, layout: Layout) -> bool:
+        """Put ``layout`` into force, at once or as soon as may be. All ranks have agreed on it, and
+        call this together.
+
+        Returns:
+            Whether that worked, or is still to come. If not, all ranks are back at what they had.
+        """
+
     @property
     def layout_to_come(self) -> Layout:
         """The scheduled layout; the one in force if none is scheduled."""
@@ -244,15 +252,3 @@ class Tunable(Protocol):
 
     def detach(self) -> None:
         """Stop observing the steps, and telling of them."""
-
-
-class Changeable(Tunable, Protocol):
-    """One whose configuration may also be set by hand."""
-
-    def change(self, layout: Layout) -> bool:
-        """Put ``layout`` into force, at once or as soon as may be. All ranks have agreed on it, and
-        call this together.
-
-        Returns:
-            Whether that worked, or is still to come. If not, all ranks are back at what they had.
-        """

@@ -112,7 +112,7 @@ class TunableEngine(ChangedTogether):
         return plan(self.tensors, self.order, configuration)
 
     def change(self, layout: Layout) -> bool:
-        """See :meth:`Changeable.change`: at once, or at the end of this step where it has begun."""
+        """See :meth:`Tunable.change`: at once, or at the end of this step where it has begun."""
         self.schedule(layout)
         return self._carry_out() if self.buckets.are_idle else True
 
