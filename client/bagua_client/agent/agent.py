@@ -42,7 +42,6 @@ from bagua_client.environment import Environment
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
-from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
@@ -119,7 +118,6 @@ class Agent(Measures):
         if tunable.memory is not None:
             tunable.memory.share = environment.memory_share
         tunable.attach()
-        torch_groups.when_destroyed(self.close)
         tunable.report_to(self)
         measurement.follow()
         self.outcome.begin()
@@ -168,7 +166,6 @@ class Agent(Measures):
         self._detach()
         self.outcome.close()
         self._service.close()
-        self._exchange.close()
 
     def _start_report(self) -> Message:
         """Message 1: every rank's report to all.
@@ -306,6 +303,10 @@ class Agent(Measures):
         self._service.tell("disagreement", self._trial, reason)
         self._trial = None
 
+    def left(self) -> None:
+        """See :meth:`Listener.left`."""
+        self.close()
+
     def _undo(self, kind: str, why: str, memory: Mapping[str, Any] | None = None) -> None:
         """Go back to the default: what is in force harms the training, or does not fit in its
         memory, as all ranks know."""
@@ -351,8 +352,9 @@ class Agent(Measures):
                 )
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
+                group = self._exchange.group
                 self._detach()
-                dist.destroy_process_group(self._exchange.group)
+                dist.destroy_process_group(group)
                 return False
             self.state = State.WATCHING
             self._tunable.watch()
@@ -372,3 +374,4 @@ class Agent(Measures):
         self._observe(self.measurement.close)
         self._tunable.detach()
         self._in_flight = None
+        self._exchange.close()

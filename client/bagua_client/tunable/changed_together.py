@@ -133,6 +133,7 @@ class ChangedTogether(ABC):
         """Let go of all that was made for the ranks that trained the model: their group was
         destroyed, or the model has another one. Not collective."""
         self._next = None
+        self.observers.call(self.listener.left)
         self.detach()
         self.communicator.leave()
 

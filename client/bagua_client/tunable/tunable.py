@@ -105,6 +105,10 @@ class Listener(Protocol):
         observe."""
         return
 
+    def left(self) -> None:
+        """The ranks' group is gone. This rank alone is told, and nothing more."""
+        return
+
 
 class Nobody(Listener):
     """Is told in vain."""
