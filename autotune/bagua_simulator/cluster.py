@@ -7,7 +7,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Link = Literal["network", "inside"]
 # The share of its rate that a link loses to congestion for each further flow.
@@ -108,7 +108,9 @@ def parse_bandwidth(text: str) -> float:
     Raises:
         ValueError: it says something else.
     """
-    value, prefix, unit = _read(_BANDWIDTH, text, "bandwidth; write it like 25Gbit, 200Mbit or 1GB")
+    value, (prefix, unit) = _read(
+        _BANDWIDTH, text, "bandwidth; write it like 25Gbit, 200Mbit or 1GB"
+    )
     return value * _PREFIXES[prefix] / (1 if unit == "B" else 8)
 
 
@@ -118,7 +120,7 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: it says something else.
     """
-    value, unit = _read(_DURATION, text, "latency; write it like 100us or 2ms")
+    value, (unit,) = _read(_DURATION, text, "latency; write it like 100us or 2ms")
     return value * _DURATIONS[unit]
 
 
@@ -139,10 +141,10 @@ def describe_duration(seconds: float) -> str:
     return f"{seconds / _DURATIONS['us']:.3g} us"
 
 
-def _read(pattern: re.Pattern[str], text: str, what: str) -> tuple[Any, ...]:
+def _read(pattern: re.Pattern[str], text: str, what: str) -> tuple[float, list[str]]:
     """The number, which is positive, and the pattern's other groups."""
     found = pattern.fullmatch(text.strip())
     with suppress(ValueError):
         if found and 0 < float(found[1]) < math.inf:
-            return float(found[1]), *found.groups()[1:]
+            return float(found[1]), list(found.groups()[1:])
     raise ValueError(f"{text!r} is no {what}")
