@@ -69,7 +69,7 @@ upstream-fsdp: $(STAMP) ## PyTorch's own fully_shard tests with torch alone, and
 # would import it where it is installed.
 TORCHVISION := $(CURDIR)/.cache/torchvision
 
-upstream: $(STAMP) ## Bagua's own tests and examples, from its PyPI release, with bagua_client.compat
+upstream: $(STAMP) ## Bagua's own tests and examples, from its PyPI release, with bagua_compat
 	[ -d $(TORCHVISION) ] || $(BIN)/python -m pip install --quiet --no-deps --target $(TORCHVISION) \
 		torchvision==0.28.0 || echo "no torchvision, so some examples are skipped"
 	PYTHONPATH=$(TORCHVISION) $(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
@@ -96,7 +96,7 @@ test-torch: ## The client's tests with another release of torch: make test-torch
 	$(PYTHON) -m venv .venv-torch-$(VERSION)
 	.venv-torch-$(VERSION)/bin/python -m pip install --quiet torch==$(VERSION) --editable '.[dev]'
 	.venv-torch-$(VERSION)/bin/python -m tests.outside
-	.venv-torch-$(VERSION)/bin/python -m pytest $(or $(ARGS),tests/client)
+	.venv-torch-$(VERSION)/bin/python -m pytest $(or $(ARGS),tests/client tests/training tests/compat)
 
 fuzz: $(STAMP) ## Look for failures with new examples (SEED=n to repeat a run, ARGS="-k name")
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); \

@@ -30,12 +30,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import bagua_client
-from bagua_client.data import (
+from bagua_training.data import (
     CachedDataset,
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )
-from bagua_client.optimizers import fuse_optimizer
+from bagua_training.optimizers import fuse_optimizer
 
 MODULES = (
     "argparse", "configparser", "difflib", "doctest", "imaplib", "inspect", "mailbox", "optparse",

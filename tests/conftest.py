@@ -1,5 +1,5 @@
 """What every test needs: an environment without the user's settings, no network, and hypothesis
-unhurried, with the same examples each time."""
+unhurried, with the same examples each time. And pools of real ranks, started once for all tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from tests.outside import HELM, PLACE
+
+if TYPE_CHECKING:
+    from tests.ranks import RankPool
 
 # Several processes share a small machine; more threads than cores only make them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -87,3 +90,32 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.cancel()
+
+
+def _pool(*ranks_per_node: int, spawned: bool = False) -> Iterator[RankPool]:
+    from tests.ranks import RankPool  # It imports torch.
+
+    pool = RankPool(ranks_per_node, spawned=spawned)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two ranks on one node."""
+    yield from _pool(2)
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[RankPool]:
+    """Three ranks: two on the first node, one on the second.
+
+    Spawned, so that what the ranks agree on is also tried where their hashes of strings differ.
+    """
+    yield from _pool(2, 1, spawned=True)
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    """Four ranks: two on each of two nodes."""
+    yield from _pool(2, 2)

@@ -27,8 +27,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bagua_simulator.commands": {"bagua_simulator", "bagua_autotune", "bagua_wire"},
 }
 OPTIONAL = ("bagua_training", "bagua_compat", "bagua_v1", "bagua_runs", "bagua_simulator")
-# Where Bagua's own class of its service stands, ours is started under its name.
-MAY_START_THE_SERVICE = "service/autotune_service.py"
 FOLDERS = {
     path.parent.name: path.parent
     for side in ("autotune", "client")
@@ -101,8 +99,6 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
     for module, path in modules_of(package).items():
         own = place_of(module)
         others = {place_of(name) for name in imports(path)} & set(MAY_IMPORT)
-        if path.as_posix().endswith(MAY_START_THE_SERVICE):
-            others.discard("bagua_autotune")
         up += [(module, other) for other in sorted(others - MAY_IMPORT[own] - {own})]
     assert up == []
 

@@ -7,8 +7,10 @@ called with the application, the tuner and the settings, and adds its routes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
+from typing import Any
 
 from flask import Flask
 
@@ -51,6 +53,13 @@ def create_app(
     app.register_blueprint(v2.blueprint(tuner, overviews))
     _add_protocols(app, tuner, settings)
     return app
+
+
+def application(**settings: Any) -> Callable[..., Iterable[bytes]]:
+    """The same for a server of somebody else's, which finds it by an entry point: on the store that
+    ``settings`` or the variables name."""
+    chosen = Settings.load(os.environ, **settings)
+    return create_app(chosen, Store(chosen.database)).wsgi_app
 
 
 def _add_protocols(app: Flask, tuner: Tuner, settings: Settings) -> None:

@@ -282,9 +282,9 @@ def _channels(text: str) -> int:
 
 
 def _allowed(text: str) -> frozenset[str]:
-    algorithms = {name: name for name in GlobalAlgorithmRegistry.available_algorithms()}
-    known = ALLOWED_WORDS | algorithms
     given = [word.strip() for word in text.split(",") if word.strip()]
+    algorithms = GlobalAlgorithmRegistry.available_algorithms() if given else ()
+    known = ALLOWED_WORDS | {name: name for name in algorithms}
     words = [word if word in known else word.lower() for word in given]
     for word in words:
         if word not in known:

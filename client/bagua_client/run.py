@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the job of the command line."""
     known = parser()
     options = known.parse_args(arguments)
-    for problem in (obstacle(), _several_hosts(options)):
+    for problem in (obstacle(options.as_bagua), _several_hosts(options)):
         if problem:
             known.error(problem)
     lines = farewells(options)

@@ -67,21 +67,12 @@ LAYERS = {
     "launcher": STARTS,
     "run": {"launcher", *STARTS},
     "__main__": {"launcher"},
-    "data": {"communication", *TORCHS},
-    "optimizers": TORCHS,
-    "sync_batch_norm": set[str](),
-    "compat": {
-        "launcher",
-        "data",
-        "optimizers",
-        "sync_batch_norm",
-        "reducer",
-        *STARTS,
-        *ALGORITHMS,
-    },
 }
-# Bagua's own client class stands among its names; a script that has one makes requests by it.
-MAKE_REQUESTS = ("service", "compat.service")
+# What the packages that stand on the client may import of its folders.
+ABOVE = {
+    "bagua_training": {"communication", *TORCHS},
+    "bagua_compat": {"launcher", "reducer", *STARTS, *ALGORITHMS},
+}
 REQUESTS = {"requests", "urllib3", "http", "httpx", "aiohttp"}
 BESIDE = ("reporter", "service")
 TWICE = ("compat.", "lightning.of_")
@@ -93,7 +84,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if "as_bagua" not in parts and parts != ("__init__",):
+        if parts != ("__init__",):
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
@@ -122,6 +113,18 @@ def imports(of: str) -> Iterator[tuple[str, str]]:
 
 def places() -> set[str]:
     return {module.partition(".")[0] for module in modules()}
+
+
+def imports_of(package: str) -> set[str]:
+    """What the modules of a package import, by their whole names."""
+    paths = (PACKAGE.parent / package).rglob("*.py")
+    return {name for path in paths for name in names_in(path)}
+
+
+@pytest.mark.parametrize("package", ABOVE)
+def test_a_package_above_imports_only_these_folders_of_the_client(package: str) -> None:
+    names = (name.split(".") for name in imports_of(package))
+    assert {name[1] for name in names if name[0] == "bagua_client"} <= ABOVE[package]
 
 
 @pytest.mark.parametrize("place", LAYERS)
@@ -161,7 +164,7 @@ def test_what_runs_on_the_training_thread_makes_no_request(place: str) -> None:
     asks = [
         found for found in imports(place) if found[1].partition(".")[0] in {*REQUESTS, "service"}
     ]
-    assert [found for found in asks if not found[0].startswith(MAKE_REQUESTS)] == []
+    assert [found for found in asks if not found[0].startswith("service")] == []
     has = [
         name.removeprefix("reporter.") for _, name in imports(place) if name.startswith("reporter")
     ]

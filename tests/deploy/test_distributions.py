@@ -35,6 +35,8 @@ PACKAGES = (
     "autotune/bagua_simulator",
     "autotune/bagua_v1",
     "client/bagua_client",
+    "client/bagua_compat",
+    "client/bagua_training",
     "client/bagua_wire",
 )
 BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"

@@ -37,8 +37,8 @@ CONTAINERS = Files("tests/deploy/test_compose.py")
 INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"(torchrun|bagua-run|accelerate) .*examples/unmodified/.*", LAUNCHED, "it runs them"),
     (
-        r"(bagua-run --as-bagua|python -m bagua_client\.compat) .*",
-        Files("tests/client/compat/test_as_bagua.py"),
+        r"(bagua-run --as-bagua|python -m bagua_compat) .*",
+        Files("tests/compat/test_as_bagua.py"),
         "a script of Bagua's",
     ),
     (r"bagua-run .*", LAUNCHED, "8 ranks on each of two hosts"),

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bagua_client.optimizers import fuse_optimizer
+from bagua_training.optimizers import fuse_optimizer
 
 COLLECTIONS = ("torch.optim", "torch_optimizer", "pytorch_optimizer")
 TOLERANCE = 1e-4
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--reasons", action="store_true", help="print why each is plain")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    logging.getLogger("bagua_client").setLevel(logging.ERROR)
+    logging.getLogger("bagua_training").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     found: dict[str, tuple[str, str]] = {}
     for name, made, arguments in optimizers():

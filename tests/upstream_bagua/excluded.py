@@ -24,7 +24,7 @@ TESTS = {
 ON_THE_CPU = {
     "contrib/test_sync_bn.py::Test_Sync_Bn::test_syncbn": (
         "compares with torch.nn.SyncBatchNorm, which refuses tensors of the CPU; ours is compared "
-        "with one process in tests/client/test_sync_batch_norm.py"
+        "with one process in tests/training/test_sync_batch_norm.py"
     ),
 }
 """Not run on what is called a GPU."""

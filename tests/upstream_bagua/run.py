@@ -1,4 +1,4 @@
-"""Bagua's own tests and examples, from its PyPI release, run against bagua_client.compat.
+"""Bagua's own tests and examples, from its PyPI release, run against bagua_compat.
 
     python tests/upstream_bagua/run.py
     python tests/upstream_bagua/run.py --devices 2 --only test_communicator
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Bagua's own tests with bagua_client.compat.")
+    parser = argparse.ArgumentParser(description="Bagua's own tests with bagua_compat.")
     parser.add_argument("--devices", nargs="+", type=int, default=[0, 2], metavar="N",
                         help="0: this machine as it is; else the CPU is called N GPUs")  # fmt: skip
     parser.add_argument("--share-gpu", action="store_true",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +19,8 @@ from bagua_client.communication.link import Link
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
+
+logger = logging.getLogger(__name__)
 
 
 class Algorithm:
@@ -233,9 +237,15 @@ Declaration = Callable[..., Algorithm]
 
 
 class Registry:
-    """Algorithms by their names."""
+    """Algorithms by their names.
 
-    def __init__(self) -> None:
+    Args:
+        group: of the entry points by which other packages name algorithms that register themselves
+            here; empty: it is for none.
+    """
+
+    def __init__(self, group: str = "") -> None:
+        self._group = group
         self._declarations: dict[str, Declaration] = {}
         self._descriptions: dict[str, str] = {}
 
@@ -258,7 +268,7 @@ class Registry:
         Raises:
             KeyError: there is no such algorithm.
         """
-        if name not in self._declarations:
+        if name not in self._declarations and name not in self._all():
             known = ", ".join(sorted(self._declarations))
             raise KeyError(f"there is no algorithm named {name!r}; known are: {known}")
         return self._declarations[name]
@@ -269,7 +279,7 @@ class Registry:
         Args:
             kind: only of those for such models, ``replicated`` or ``sharded`` ones; empty: of all.
         """
-        return [name for name in self._declarations if not kind or kind in self.models(name)]
+        return [name for name in self._all() if not kind or kind in self.models(name)]
 
     def models(self, name: str) -> tuple[str, ...]:
         """The kinds of models that an algorithm is for."""
@@ -279,10 +289,21 @@ class Registry:
         return found
 
     def __str__(self) -> str:
-        return f"Registered Algorithms: {', '.join(self._declarations)}"
+        return f"Registered Algorithms: {', '.join(self._all())}"
+
+    def _all(self) -> Mapping[str, Declaration]:
+        """With those of other packages, which are imported when somebody first asks for more than
+        ours: they import what imports this."""
+        group, self._group = self._group, ""
+        for entry in entry_points(group=group) if group else ():
+            try:
+                entry.load()
+            except Exception:
+                logger.warning("the algorithm %s is left out", entry.value, exc_info=True)
+        return self._declarations
 
 
-GlobalAlgorithmRegistry = Registry()
+GlobalAlgorithmRegistry = Registry("bagua_client.algorithms")
 
 
 def register(name: str, description: str | None = None) -> Callable[[type], Any]:

@@ -107,7 +107,7 @@ def add_as_bagua(parser: ArgumentParser) -> None:
     parser.add_argument(
         *spellings("as_bagua"),
         action="store_true",
-        help="run a script that imports bagua: it gets bagua_client.compat under that name",
+        help="run a script that imports bagua: it gets bagua_compat under that name",
     )
 
 

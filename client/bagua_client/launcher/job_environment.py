@@ -15,8 +15,9 @@ from bagua_client.startup import REPLACES_VARIABLE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 STARTUP = str(_PACKAGE / "startup")
-AS_BAGUA = str(_PACKAGE / "compat" / "as_bagua")
-"""The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours."""
+AS_BAGUA = str(_PACKAGE.parent / "bagua_compat" / "as_bagua")
+"""The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours. It is
+part of ``bagua_compat``, which may have been left out."""
 
 
 def inherited(as_bagua: bool = False) -> dict[str, str]:
@@ -39,8 +40,10 @@ def inherited(as_bagua: bool = False) -> dict[str, str]:
     return {REPLACES_VARIABLE: "1", "PYTHONPATH": os.pathsep.join([STARTUP, *paths])}
 
 
-def obstacle() -> str:
+def obstacle(as_bagua: bool) -> str:
     """Why this Python's children would not inherit it; empty: they do."""
+    if as_bagua and not os.path.isdir(AS_BAGUA):
+        return "--as-bagua needs the package bagua_compat, which is not installed"
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
             "an unmodified script cannot be tuned with Python's options -E, -I and -S, which "

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None, module: str = "bagua_client") -
     options = parser.parse_args(arguments)
     if not options.program:
         parser.error("SCRIPT is missing")
-    if obstacle():
-        parser.error(obstacle())
+    if problem := obstacle(options.as_bagua):
+        parser.error(problem)
     if options.as_bagua and notice():
         print(f"bagua_client: {notice()}", file=sys.stderr)
     environment = {**os.environ, **inherited(as_bagua=options.as_bagua), **variables(options)}

@@ -14,7 +14,6 @@ from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
-from bagua_client.compat.torch_api.algorithms import q_adam
 from tests.client.algorithms.reference import byte_sum
 from tests.client.algorithms.small import small_model
 from tests.ranks import RankPool
@@ -282,11 +281,8 @@ def test_another_optimizer_is_refused() -> None:
         QAdamAlgorithm(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))  # type: ignore[arg-type]
 
 
-def _looked_at() -> list[str]:
-    """What the compatible optimizer's state has at first; that of ours is looked at, and trained
-    with."""
+def _looked_at() -> int:
     model = small_model()
-    theirs = q_adam.QAdamOptimizer(model.parameters(), warmup_steps=2)
     ours = QAdamOptimizer(model.parameters(), warmup_steps=2)
     for parameter in model.parameters():
         assert ours.state[parameter].get("step", 0) == 0
@@ -294,9 +290,8 @@ def _looked_at() -> list[str]:
     for _ in range(4):
         trained(torch.ones(1, 7)).sum().backward()
         ours.step()
-    assert ours.steps_done == 4
-    return sorted({name for state in theirs.state.values() for name in state})
+    return ours.steps_done
 
 
 def test_a_look_at_the_state_before_the_first_step_changes_nothing(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_looked_at) == [["exp_avg", "exp_avg_sq", "step"]] * 2
+    assert two_ranks.run(_looked_at) == [4] * 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+from pathlib import Path
+
 import pytest
 
 from bagua_client.algorithms import (
@@ -56,6 +59,38 @@ def test_an_algorithm_registered_from_outside_is_found() -> None:
     assert isinstance(find("mine"), Mine)
     assert str(GlobalAlgorithmRegistry).startswith("Registered Algorithms: ")
     assert str(GlobalAlgorithmRegistry).endswith(", mine")
+
+
+STRANGERS = """
+from bagua_client import Algorithm, register
+
+@register("theirs")
+class Theirs(Algorithm):
+    pass
+"""
+
+
+def _install(folder: Path, module: str, source: str) -> None:
+    (folder / f"{module}.py").write_text(source)
+    information = folder / f"{module}-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        f"[bagua_client.algorithms]\ntheirs = {module}:Theirs\n"
+    )
+
+
+def test_an_algorithm_of_an_installed_package_is_found_and_one_that_fails_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(tmp_path, "strangers_algorithm", STRANGERS)
+    _install(tmp_path, "broken_algorithm", "import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(entry_points(group="bagua_client.algorithms")) == 2
+    monkeypatch.setattr(GlobalAlgorithmRegistry, "_group", "bagua_client.algorithms")
+    assert find("theirs").name == "theirs"
+    assert "theirs" in GlobalAlgorithmRegistry.available_algorithms()
+    assert "broken_algorithm:Theirs is left out" in caplog.text
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -81,8 +81,10 @@ def test_options_before_it_stay_in_any_spelling(folder: Path) -> None:
 
 def test_what_would_not_be_tuned_is_an_error(folder: Path) -> None:
     begin = f"import sys; sys.path += {sys.path}; from bagua_client.launcher.script import main"
+    left_out = f"{begin}; from bagua_client.launcher import job_environment as its; its.AS_BAGUA"
     for words, sentence in (
         (("-E", "-c", f"{begin}; main(['scripts/train.py'])"), "Python's options"),
+        (("-c", f"{left_out} = ''; main(['--as-bagua', 'train.py'])"), "needs the package"),
         (("-m", "bagua_client"), "SCRIPT is missing"),
         (("-m", "bagua_client", "--autotune-max-samples", "0", "train.py"), "MAX_SAMPLES must be"),
     ):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from bagua_client.data import (
+from bagua_training.data import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )

@@ -1,5 +1,0 @@
-"""Gradients averaged in eight bits."""
-
-from bagua_client.algorithms import ByteGradAlgorithm
-
-__all__ = ["ByteGradAlgorithm"]

@@ -1,6 +1,0 @@
-"""Optimizer steps in fewer kernels."""
-
-from bagua_client.optimizers.contiguity import calculate_mutual_groups
-from bagua_client.optimizers.fused import fuse_optimizer, is_fused_optimizer
-
-__all__ = ["calculate_mutual_groups", "fuse_optimizer", "is_fused_optimizer"]

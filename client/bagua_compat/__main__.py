@@ -1,0 +1,9 @@
+"""``python -m bagua_compat SCRIPT``: runs a Bagua script as it is; with torchrun's
+variables, or through ``bagua-run --as-bagua``, which sets them."""
+
+import sys
+
+from bagua_client.launcher.script import main
+
+if __name__ == "__main__":
+    main(["--as-bagua", *sys.argv[1:]], module="bagua_compat")

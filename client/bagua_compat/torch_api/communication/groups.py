@@ -1,0 +1,310 @@
+"""Process groups: Bagua's view of torch's, and the communicators of each."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.communicator import Communicator as TrainingCommunicator
+from bagua_client.torch_private.groups import Store
+from bagua_compat.torch_api import env
+from bagua_compat.torch_api.communication.communicator import (
+    Communicator,
+    device_of,
+    new_stream,
+)
+
+TIMEOUT = timedelta(minutes=30)
+"""Longest time until all ranks must have come to :func:`init_process_group`, as in Bagua."""
+LAST_SECONDS = 0.2
+"""A process waits for so long before it ends. In that time gloo's threads let go of the objects of
+their last collective; after it, that aborts the process
+(https://github.com/pytorch/pytorch/issues/190489). Scripts written for Bagua cannot leave their
+groups, as it has no function for that."""
+
+
+class CommMember:
+    """Marks in place of a communicator."""
+
+    class _Mark:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __repr__(self) -> str:
+            return f"CommMember.{self._name}"
+
+    WORLD: ClassVar[_Mark] = _Mark("WORLD")
+    """The mark of the default group."""
+    NON_COMM_MEMBER: ClassVar[_Mark] = _Mark("NON_COMM_MEMBER")
+    """Marks a communicator that this rank is not in."""
+
+
+AnyCommunicator = Communicator | CommMember._Mark | None
+
+
+class BaguaProcessGroup:
+    """Ranks of the job, with three communicators, each made when it is first asked for.
+
+    Attributes:
+        ranks: of the job, ascending.
+        stream: on which the communicators run; None: each on one of its own.
+        group_name: a number, counted up in each process.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        stream: torch.cuda.Stream | None,
+        group_name: str,
+        torch_group: dist.ProcessGroup | None,
+    ) -> None:
+        """``torch_group``: the same ranks; None: this rank is not among them."""
+        self.ranks = list(ranks)
+        self.stream = stream
+        self.group_name = group_name
+        # Torch lets go of a group that is destroyed only where nobody else holds on to it.
+        self._torch_group = None if torch_group is None else weakref.ref(torch_group)
+
+    @property
+    def torch_group(self) -> dist.ProcessGroup | None:
+        """Torch's group of these ranks; None: this rank is not in it.
+
+        Raises:
+            RuntimeError: it was destroyed.
+        """
+        if self._torch_group is None:
+            return None
+        group = self._torch_group()
+        if group is None:
+            raise RuntimeError(
+                f"rank {env.get_rank()}: the process group of ranks {self.ranks} was destroyed"
+            )
+        return group
+
+    def again(self) -> BaguaProcessGroup:
+        """Return another group of the same ranks, which must make it together. What travels in one
+        never meets what travels in the other.
+        """
+        group = self.torch_group
+        assert group is not None, "this rank is in the group"
+        training = TrainingCommunicator(group, device_of(group))
+        return _wrap(self.ranks, self.stream, training.new_group([range(len(self.ranks))]))
+
+    def leave(self) -> None:
+        """Release torch's groups. Nothing may be in flight."""
+        comms = [self._global, *vars(self).get("_by_node", ())]
+        for group in [comm.group for comm in comms if isinstance(comm, Communicator)]:
+            dist.destroy_process_group(group)
+
+    def get_global_communicator(self) -> Communicator | CommMember._Mark:
+        """The communicator of all the group's ranks."""
+        return self._global
+
+    def get_inter_node_communicator(self) -> Communicator | CommMember._Mark:
+        """The communicator of the first rank of each node. All ranks of the group have to ask for
+        this one or for :meth:`get_intra_node_communicator` together the first time, as both are
+        made then."""
+        return self._by_node[0]
+
+    def get_intra_node_communicator(self) -> Communicator | CommMember._Mark:
+        """The communicator of the group's ranks on this node; see
+        :meth:`get_inter_node_communicator`."""
+        return self._by_node[1]
+
+    @functools.cached_property
+    def _global(self) -> Communicator | CommMember._Mark:
+        group = self.torch_group
+        return CommMember.NON_COMM_MEMBER if group is None else Communicator(group, self.stream)
+
+    @functools.cached_property
+    def _by_node(
+        self,
+    ) -> tuple[Communicator | CommMember._Mark, Communicator | CommMember._Mark]:
+        group = self.torch_group
+        if group is None:
+            return CommMember.NON_COMM_MEMBER, CommMember.NON_COMM_MEMBER
+        training = TrainingCommunicator(group, device_of(group))
+        leaders = training.topology.across[0]
+        others = [rank for rank in range(training.world_size) if rank not in leaders]
+        across = training.new_group([leaders, *([others] if others else [])])
+        inside = training.new_group(training.topology.nodes)
+        inter: Communicator | CommMember._Mark = CommMember.NON_COMM_MEMBER
+        if training.rank in leaders:
+            inter = Communicator(across, self.stream)
+        return inter, Communicator(inside, self.stream)
+
+
+@dataclass
+class _Process:
+    """This process's default group, as torch has one.
+
+    Attributes:
+        default: the group of all ranks.
+        world: torch's default group at that time, to notice that it was destroyed.
+        groups: so many were made.
+    """
+
+    default: BaguaProcessGroup | None = None
+    world: weakref.ref[dist.ProcessGroup] | None = None
+    groups: int = 0
+
+
+_process = _Process()
+_torch_to_bagua_pg_map: weakref.WeakKeyDictionary[dist.ProcessGroup, BaguaProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)
+"""The groups of :func:`patch_process_group`; an entry goes when torch's group is destroyed."""
+_pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = (
+    weakref.WeakKeyDictionary()
+)
+"""For each group the rank inside it of each rank of the job; Bagua's algorithms read it."""
+
+
+def is_initialized() -> bool:
+    """Whether :func:`init_process_group` was called, and torch's default group still exists."""
+    world = _process.world and _process.world()
+    return world is not None and dist.is_initialized() and dist.group.WORLD is world
+
+
+def init_process_group(
+    store: Store | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    local_world_size: int = -1,
+) -> None:
+    """Make torch's default group, unless it is there, and Bagua's over the same ranks.
+
+    With CUDA it has NCCL for tensors of GPUs and gloo for those of the CPU, else gloo alone. No
+    service is started or waited for: where the job is tuned, that is done when a model is wrapped.
+
+    Args:
+        store: where the ranks meet; None: at MASTER_ADDR and MASTER_PORT.
+        rank, world_size, local_world_size: of this process; -1: as the environment says. They are
+            written into it, where ``get_rank()`` and its like read them.
+
+    Raises:
+        RuntimeError: it was called before.
+    """
+    if is_initialized():
+        raise RuntimeError("init_process_group was called before in this process")
+    given = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size}
+    os.environ.update({name: str(value) for name, value in given.items() if value >= 0})
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            timeout=TIMEOUT,
+            store=store,
+            rank=env.get_rank(),
+            world_size=env.get_world_size(),
+        )
+        atexit.register(time.sleep, LAST_SECONDS)
+    world = dist.group.WORLD
+    assert world is not None
+    _process.world = weakref.ref(world)
+    _process.default = new_group(stream=new_stream())
+
+
+def new_group(
+    ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | None = None
+) -> BaguaProcessGroup:
+    """A group of some of the job's ranks. All ranks of the job must call it, in one order.
+
+    Args:
+        ranks: of the job; None: all. A group of none is empty on every rank.
+        stream: for CUDA tensors; None: that of the default group.
+
+    Raises:
+        ValueError: the job has no such rank.
+        RuntimeError: there is no default group yet.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group yet: call init_process_group first")
+    world_size = dist.get_world_size()
+    members = sorted(range(world_size) if ranks is None else ranks)
+    for rank in members:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"the job's ranks are 0 to {world_size - 1}, not {rank}")
+    made = dist.new_group(members) if members else None
+    return _wrap(members, stream, made if isinstance(made, dist.ProcessGroup) else None)
+
+
+def from_torch_group(
+    group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None
+) -> BaguaProcessGroup:
+    """Bagua's view of a group of torch; both are one, so :meth:`Communicator.abort` ends both.
+
+    ``group`` may be what torch gives to ranks that are outside.
+    """
+    if not isinstance(group, dist.ProcessGroup):
+        return _wrap([], stream, None)
+    return _wrap(dist.get_process_group_ranks(group), stream, group)
+
+
+def patch_process_group() -> None:
+    """Add Bagua's methods to torch's ProcessGroup: ``group.bagua_patch()`` and, after that,
+    ``bagua_pg`` and ``bagua_get_global_communicator()`` and its like."""
+
+    def bagua_patch(
+        self: dist.ProcessGroup, stream: torch.cuda.Stream | None = None
+    ) -> dist.ProcessGroup:
+        if self not in _torch_to_bagua_pg_map:
+            _torch_to_bagua_pg_map[self] = from_torch_group(self, stream)
+        return self
+
+    def bagua_pg(self: dist.ProcessGroup) -> BaguaProcessGroup:
+        if self not in _torch_to_bagua_pg_map:
+            raise AssertionError("call bagua_patch() of this process group first")
+        return _torch_to_bagua_pg_map[self]
+
+    kind: Any = dist.ProcessGroup
+    kind.bagua_patch = bagua_patch
+    kind.bagua_pg = property(bagua_pg)
+    for which in ("global", "inter_node", "intra_node"):
+        name = f"get_{which}_communicator"
+        setattr(kind, f"bagua_{name}", _of_bagua_group(name))
+
+
+def _of_bagua_group(method: str) -> Any:
+    return lambda self: getattr(self.bagua_pg, method)()
+
+
+def _wrap(
+    ranks: Sequence[int], stream: torch.cuda.Stream | None, group: dist.ProcessGroup | None
+) -> BaguaProcessGroup:
+    _process.groups += 1
+    if stream is None and _process.default is not None:
+        stream = _process.default.stream
+    made = BaguaProcessGroup(ranks, stream, str(_process.groups), group)
+    _pg_group_ranks[made] = {rank: inside for inside, rank in enumerate(ranks)}
+    return made
+
+
+def _get_default_group() -> BaguaProcessGroup:
+    """The group of all ranks.
+
+    Raises:
+        RuntimeError: :func:`init_process_group` was not called.
+    """
+    if _process.default is None or not is_initialized():
+        raise RuntimeError("there is no default group yet: call init_process_group first")
+    return _process.default
+
+
+def _rank_not_in_comm(comm: AnyCommunicator = None) -> bool:
+    """Whether this rank is outside of ``comm``; None is the default group's."""
+    return comm is CommMember.NON_COMM_MEMBER
+
+
+def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
+    """Whether this rank is outside of ``group``; None is the default group."""
+    return group is not None and group.torch_group is None

@@ -1,0 +1,150 @@
+"""A script that imports bagua runs on ours, and an installed Bagua stays what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bagua_client.launcher.job_environment import AS_BAGUA
+from tests.client.launcher.programs import start
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, multiprocessing, os, pickle, sys
+import bagua
+import bagua.torch_api as api
+import bagua_core
+from bagua.torch_api.communication import ReduceOp
+
+def seen():
+    import bagua.torch_api
+    import torch
+    ours = sys.modules.get("bagua_compat.torch_api")
+    return {
+        "version": bagua.__version__,
+        "is_ours": bagua.torch_api is ours,
+        "argv": sys.argv[1:],
+        "class": torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_filename,
+    }
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        child = pool.apply(seen)
+    assert pickle.loads(pickle.dumps(ReduceOp.AVG)) is api.ReduceOp.AVG
+    bagua_core.show_version()
+    print(json.dumps([seen(), child]))
+"""
+REAL = "__version__ = 'their own'\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def _path(first: Path | str) -> dict[str, str]:
+    """PYTHONPATH with a folder before what this process has there."""
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(first), *([given] if given else [])])}
+
+
+def _found(folder: Path, *words: str, variables: Mapping[str, str] | None = None) -> list[str]:
+    done = start(*words, folder=folder, variables=variables)
+    assert done.returncode == 0, done.stderr
+    return [done.stdout.splitlines()[-1], done.stderr]
+
+
+LAUNCHERS = pytest.mark.parametrize(
+    "launcher",
+    [
+        ("-u", "-m", "bagua_compat"),
+        ("-m", "bagua_client.run", "--as-bagua", "--nproc-per-node", "1", "--standalone"),
+    ],
+    ids=["compat", "bagua-run"],
+)
+
+
+@LAUNCHERS
+def test_a_script_and_its_children_get_ours(folder: Path, launcher: tuple[str, ...]) -> None:
+    seen, _ = _found(folder, *launcher, "train.py", "--as-bagua", "b")
+    for process in json.loads(seen):
+        assert process["version"] == "0.9.2"
+        assert process["is_ours"]
+        assert "bagua_client" in process["class"]  # What torch's class stands for is tuned, too.
+    assert json.loads(seen)[0]["argv"] == ["--as-bagua", "b"]
+
+
+def test_bagua_s_own_launchers_are_ours(folder: Path) -> None:
+    launcher = ("-m", "bagua.distributed.launch", "--nproc_per_node=1", "--master_port=0")
+    seen, _ = _found(folder, *launcher, "train.py", variables=_path(AS_BAGUA))
+    assert json.loads(seen)[0]["is_ours"]
+
+
+def test_an_installed_bagua_is_named_and_left_alone(folder: Path) -> None:
+    real = folder / "site" / "bagua" / "__init__.py"
+    real.parent.mkdir(parents=True)
+    real.write_text(REAL)
+    variables = _path(real.parents[1])
+    seen, said = _found(folder, "-m", "bagua_compat", "train.py", variables=variables)
+    assert json.loads(seen)[0]["is_ours"]
+    assert f"Bagua itself is installed ({real})" in said
+    prints = ("-c", "import bagua_compat.torch_api, bagua; print(bagua.__version__)")
+    assert _found(folder, *prints, variables=variables)[0] == "their own"
+    assert real.read_text() == REAL
+    assert [path.name for path in real.parent.iterdir() if path.is_file()] == ["__init__.py"]
+
+
+def test_a_module_that_ours_lacks_is_missing_under_bagua_s_name(folder: Path) -> None:
+    (folder / "other.py").write_text("import bagua.torch_api.no_such_module")
+    done = start("-m", "bagua_compat", "other.py", folder=folder)
+    assert done.returncode == 1
+    assert "No module named 'bagua.torch_api.no_such_module'" in done.stderr
+
+
+OF_LIGHTNING = """
+import torch
+from lightning import LightningModule, Trainer
+from lightning_bagua import BaguaStrategy
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def on_train_end(self):
+        print(self.trainer.global_step, self.trainer.strategy.model.algorithm.name)
+
+trainer = Trainer(
+    strategy=BaguaStrategy(algorithm="bytegrad"),
+    accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False,
+)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 8), 4))
+"""
+
+
+@LAUNCHERS
+def test_lightning_s_own_import_of_bagua_s_strategy_trains_with_ours(
+    folder: Path, launcher: tuple[str, ...]
+) -> None:
+    """Also where lightning-bagua itself is installed."""
+    pytest.importorskip("lightning")
+    real = folder / "site" / "lightning_bagua.py"
+    real.parent.mkdir()
+    real.write_text("raise ImportError('needs Bagua for CUDA 11')")
+    (folder / "fit.py").write_text(OF_LIGHTNING)
+    variables = {**_path(real.parent), "GLOO_SOCKET_IFNAME": "lo"}
+    done = start(*launcher, "fit.py", folder=folder, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert "2 bytegrad" in done.stdout.splitlines()

@@ -1,0 +1,191 @@
+"""Buckets of user-written algorithms: each operation beside what it should be, on ranks of two
+nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua_compat.torch_api as bagua
+from bagua_compat.torch_api.backend import Backend, backend_of
+from bagua_compat.torch_api.bucket import BaguaBucket
+from tests.ranks import RankPool
+
+pytestmark = pytest.mark.slow
+
+SIZES = (3, 4, 2)
+
+
+def _begin() -> None:
+    if not bagua.communication.is_initialized():
+        bagua.init_process_group()
+
+
+def _values(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(sum(SIZES), generator=generator)
+
+
+def _bucket(flatten: bool, alignment: int = 1) -> tuple[BaguaBucket, Backend]:
+    """With this rank's values."""
+    backend = backend_of("module")
+    tensors = []
+    for place, values in enumerate(_values(dist.get_rank()).split(SIZES)):
+        tensor: Any = values.clone()
+        tensors.append(tensor.ensure_bagua_tensor(f"tensor {place}", "module"))
+    bucket = BaguaBucket(tensors, "bucket", flatten, alignment)
+    assert bucket.check_flatten() is flatten
+    backend.register_ordered_buckets([bucket])
+    return bucket, backend
+
+
+def _run(bucket: BaguaBucket, backend: Backend) -> torch.Tensor:
+    for tensor in reversed(bucket.tensors):
+        tensor.bagua_mark_communication_ready()
+    backend.wait_pending_comm_ops()
+    return torch.cat([tensor.detach() for tensor in bucket.tensors])
+
+
+def _sums(flatten: bool) -> dict[str, float]:
+    """By how much each way to sum up is wrong."""
+    _begin()
+    everything = torch.stack([_values(rank) for rank in range(dist.get_world_size())])
+    wrong = {}
+    for hierarchical in (False, True):
+        for average in (False, True):
+            for compression in (None, "MinMaxUInt8"):
+                bucket, backend = _bucket(flatten, alignment=4)
+                bucket.append_centralized_synchronous_op(
+                    hierarchical, average, scattergather=True, compression=compression
+                )
+                expected = everything.mean(0) if average else everything.sum(0)
+                found = _run(bucket, backend)
+                name = f"{hierarchical} {average} {compression}"
+                wrong[name] = float((found - expected).abs().max())
+    return wrong
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_every_way_to_sum_up(four_ranks: RankPool, flatten: bool) -> None:
+    for wrong in four_ranks.run(_sums, flatten):
+        assert len(wrong) == 8
+        for name, error in wrong.items():
+            # Eight bits of numbers below 3, of four ranks, twice.
+            assert error < (0.2 if "MinMaxUInt8" in name else 1e-6), name
+
+
+def _in_order() -> tuple[list[str], list[float]]:
+    """What ran, in turn, where the second bucket was ready first; the sums it left."""
+    _begin()
+    seen: list[str] = []
+    backend = backend_of("module")
+    buckets = []
+    for name in ("first", "second"):
+        tensor: Any = torch.ones(2)
+        bucket = BaguaBucket([tensor.ensure_bagua_tensor(name, "module")], name, flatten=True)
+        bucket.append_python_op(seen.append)
+        bucket.append_python_op(lambda _, tensor=tensor: tensor.mul_(3))
+        bucket.append_centralized_synchronous_op(average=False)
+        buckets.append(bucket)
+    backend.register_ordered_buckets(buckets)
+    for _ in range(2):
+        for bucket in reversed(buckets):
+            bucket.tensors[0].bagua_mark_communication_ready()
+        backend.wait_pending_comm_ops()
+    return seen, [float(bucket.tensors[0][0]) for bucket in buckets]
+
+
+def test_buckets_run_in_their_order_whichever_is_ready_first(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_in_order) == [(["first", "second"] * 2, [36.0, 36.0])] * 2
+
+
+def _peers(hierarchical: bool) -> list[float]:
+    """By how much the averages of two exchanges are wrong."""
+    _begin()
+    rank = dist.get_rank()
+    everything = [_values(each) for each in range(4)]
+    bucket, backend = _bucket(flatten=True)
+    average = bucket.flattened_tensor()
+    operation = bucket.append_decentralized_synchronous_op(average, hierarchical, "shift_one")
+    wrong = []
+    for peer in ((2, 3, 0, 1), (3, 2, 1, 0)):
+        assert torch.equal(_run(bucket, backend), everything[rank])
+        operation.copy_back_peer_weight(bucket.backend_bucket)
+        # Two nodes have no other to meet.
+        met = everything if hierarchical else [everything[rank], everything[peer[rank]]]
+        found = torch.cat(bucket.tensors)
+        wrong.append(float((found - torch.stack(met).mean(0)).abs().max()))
+        for tensor, values in zip(bucket.tensors, everything[rank].split(SIZES), strict=True):
+            tensor.copy_(values)
+    return wrong
+
+
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_averages_with_peers_are_copied_back_on_demand(
+    four_ranks: RankPool, hierarchical: bool
+) -> None:
+    for wrong in four_ranks.run(_peers, hierarchical):
+        assert max(wrong) < 1e-6
+
+
+def _rounds() -> tuple[float, bool]:
+    """How far a bucket is off the mean, to which it has added while it was under way; whether
+    rounds are made after one rank has ended them."""
+    _begin()
+    bucket, backend = _bucket(flatten=True)
+    operation = bucket.append_asynchronous_model_average_op("all")
+    expected = torch.stack([_values(rank) for rank in range(dist.get_world_size())]).mean(0)
+    off = float((_run(bucket, backend) - expected).abs().max())
+    if dist.get_rank() == 0:
+        operation.abort()
+    _run(bucket, backend)
+    return off, operation.get_status()
+
+
+def test_rounds_end_on_all_ranks_together(two_ranks: RankPool) -> None:
+    for off, status in two_ranks.run(_rounds):
+        assert off < 1e-6
+        assert status is False
+
+
+def _mistakes() -> list[str]:
+    _begin()
+    bucket, _kept = _bucket(flatten=False)
+    other: Any = torch.ones(1)
+    tries = [
+        lambda: bucket.append_centralized_synchronous_op(compression="MinMaxUInt8"),
+        lambda: bucket.append_centralized_synchronous_op(scattergather=True, compression="int4"),
+        lambda: bucket.append_decentralized_synchronous_op(other, peer_selection_mode="ring"),
+        lambda: bucket.append_asynchronous_model_average_op("one"),
+        lambda: bucket.tensors[0].ensure_bagua_tensor("another", "module"),
+        lambda: other.ensure_bagua_tensor("x", "module").bagua_mark_communication_ready(),
+        lambda: torch.ones(1).ensure_bagua_tensor("x").bagua_mark_communication_ready(),  # type: ignore
+        lambda: BaguaBucket([bucket.tensors[0], torch.ones(1)], "two", flatten=False),
+    ]
+    found = []
+    for attempt in tries:
+        try:
+            attempt()
+            found.append("")
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_mistakes_are_told(two_ranks: RankPool) -> None:
+    for found in two_ranks.run(_mistakes):
+        parts = [
+            "needs scattergather=True",
+            "must be 'MinMaxUInt8', not 'int4'",
+            "not 'ring'",
+            "not 'one'",
+            "cannot become 'another'",
+            "in no bucket",
+            "without a module_name",
+            "of one module, not of 2",
+        ]
+        for part, message in zip(parts, found, strict=True):
+            assert part in message

@@ -1,0 +1,206 @@
+"""What Bagua scripts import beside communication: checkpoints, helpers, the service's messages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from flask import Flask
+from torch import nn
+from werkzeug.serving import make_server
+
+from bagua_compat.service import (
+    AutotuneClient,
+    AutotuneService,
+    BaguaHyperparameter,
+    BayesianOptimizer,
+    BoolParam,
+    TensorDeclaration,
+    get_tensor_declaration_bytes,
+)
+from bagua_compat.torch_api import env, utils
+from bagua_compat.torch_api.algorithms.q_adam import QAdamOptimizer
+from bagua_compat.torch_api.checkpoint import load_checkpoint, save_checkpoint
+from tests.ranks import RankPool
+
+pytestmark = pytest.mark.slow
+
+
+def _training() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    schedule.step()
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    first = _training()
+    assert load_checkpoint(tmp_path, *first) == 0
+    _step(*first)
+    save_checkpoint(7, tmp_path, *first)
+    second = _training()
+    assert load_checkpoint(tmp_path, *second) == 7
+    for training in (first, second):
+        _step(*training)
+    torch.testing.assert_close(first[0].state_dict(), second[0].state_dict(), rtol=0, atol=0)
+    assert first[2].get_last_lr() == second[2].get_last_lr()
+    assert (tmp_path / "iter_0000007" / "mp_rank_00_model_states.pt").is_file()
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "7"
+
+
+def test_names_that_differ_are_an_error_unless_asked_for(tmp_path: Path) -> None:
+    save_checkpoint(1, tmp_path, nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match=r"Missing key"):
+        load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)))
+    assert load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)), strict=False) == 1
+
+
+class _Experts(nn.Module):
+    """The names that a model with two experts on each rank has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(2, 2)
+        self.bagua_moe = nn.Module()
+        self.bagua_moe.experts = nn.Module()
+        self.bagua_moe.experts.bagua_experts = nn.ModuleList([nn.Linear(1, 1) for _ in range(2)])
+
+
+def _checkpoints_of_experts(folder: str) -> tuple[int, bool, list[str]]:
+    model = nn.ModuleDict({"layer": _Experts()})
+    with torch.no_grad():
+        for i, weight in enumerate(model["layer"].bagua_moe.parameters()):
+            weight.fill_(10.0 * dist.get_rank() + i)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 * (1 + dist.get_rank()))
+    save_checkpoint(3, folder, model, optimizer)
+    loaded = nn.ModuleDict({"layer": _Experts()})
+    other = torch.optim.SGD(loaded.parameters(), 9.0)
+    iteration = load_checkpoint(folder, loaded, other)
+    own = [list(each["layer"].bagua_moe.parameters()) for each in (model, loaded)]
+    is_same = all(map(torch.equal, *own))
+    is_same &= other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    return iteration, is_same, sorted(path.name for path in Path(folder).glob("iter_*/*"))
+
+
+def test_each_rank_saves_its_experts(two_ranks: RankPool, tmp_path: Path) -> None:
+    files = [f"expert_{i}_mp_rank_00_model_states.pt" for i in range(4)]
+    files += [f"expert_parallel_rank_{i}_mp_rank_00_optim_states.pt" for i in range(2)]
+    files += ["mp_rank_00_model_states.pt"]
+    assert two_ranks.run(_checkpoints_of_experts, str(tmp_path)) == [(3, True, files)] * 2
+
+
+def test_the_average_weighs_by_time() -> None:
+    with mock.patch.object(time, "time") as clock:
+        clock.return_value = 100.0
+        average = utils.StatisticalAverage()
+        for value, seconds in ((1.0, 1.0), (3.0, 1.0), (8.0, 2.0)):
+            clock.return_value += seconds
+            average.record(value)
+        assert average.total_recording_time() == 4
+        assert average.get(2) == 8
+        assert average.get(4) == (1 + 3 + 8 + 8) / 4
+        clock.return_value += 1
+        assert average.get(0.5) == 8
+
+
+def test_tensors_are_joined_and_parted() -> None:
+    tensors = [torch.ones(2, 2), torch.full((3,), 2.0)]
+    utils.apply_flattened_call(tensors, lambda flat, factor: flat.mul_(factor), [3])
+    assert tensors[0].tolist() == [[3, 3], [3, 3]]
+    assert tensors[1].tolist() == [6, 6, 6]
+    flat = utils.flatten(tensors)
+    assert utils.check_contiguous(utils.unflatten(flat, tensors))
+    assert not utils.check_contiguous([*tensors[::-1], flat])
+    assert [utils.to_bagua_datatype(t) for t in (torch.float32, torch.int64)] == ["f32", "i64"]
+    with pytest.raises(ValueError, match=r"torch\.bfloat16"):
+        utils.to_bagua_datatype(torch.bfloat16)
+
+
+def test_the_environment_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GROUP_RANK", "NODE_RANK", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (env.get_rank(), env.get_local_size(), env.get_node_rank()) == (0, 1, 0)
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"):
+        monkeypatch.setenv(name, str(len(name)))
+    assert (env.get_rank(), env.get_local_size(), env.get_node_rank()) == (4, 16, 10)
+    monkeypatch.delenv("GROUP_RANK")
+    assert env.get_node_rank() == 9
+    monkeypatch.setenv("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", "0")
+    assert not env.get_is_output_autotune_log()
+
+
+def test_hyperparameters_take_over_what_they_know() -> None:
+    tensor = TensorDeclaration(name="a", num_elements=3, dtype="i64")
+    found = BaguaHyperparameter().update({"buckets": [[tensor]], "bucket_size": 5, "other": 1})
+    assert found.dict() == {
+        "buckets": [[tensor]],
+        "bucket_size": 5,
+        "is_hierarchical_reduce": False,
+    }
+    assert get_tensor_declaration_bytes(tensor) == 24
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AutotuneClient]:
+    monkeypatch.setenv("BAGUA_AUTOTUNE_DATABASE", f"sqlite:///{tmp_path}/jobs.db")
+    app = AutotuneService(world_size=1, autotune_level=0, warmup_time_s=0.01).setup_app(
+        Flask("users")
+    )
+    app.add_url_rule("/own", view_func=lambda: "their own")
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield AutotuneClient("127.0.0.1", server.server_port)
+    server.shutdown()
+    thread.join()
+
+
+def test_the_service_answers_beside_what_the_application_has(client: AutotuneClient) -> None:
+    assert client.health_check()
+    other = client.session.get(f"http://{client.autotune_service_addr}/own")
+    assert other.text == "their own"
+    tensor = TensorDeclaration(name="a", num_elements=3, dtype="f32")
+    hyper = client.register_tensors("model", [tensor]).json()["recommended_hyperparameters"]
+    assert hyper["buckets"] == [[tensor]]
+    assert client.report_tensor_execution_order([]).status_code == 200
+    assert client.report_metrics("none", 0, 1, hyper, 1.0).status_code == 405
+    # Of level 0 the default is all that there is to find.
+    for iteration in range(100):
+        client.report_metrics("model", 0, iteration, hyper, 1.0)
+        asked = client.ask_hyperparameters("model", 0, iteration).json()
+        assert asked["recommended_hyperparameters"] == hyper
+        if asked["is_autotune_completed"]:
+            return
+    pytest.fail("it was not completed within 100 iterations")
+
+
+def test_a_service_that_is_not_there() -> None:
+    assert not AutotuneClient("127.0.0.1", env.find_free_network_port()).health_check()
+
+
+def test_the_optimizer_refuses_what_would_spoil_it() -> None:
+    optimizer = BayesianOptimizer({"on": BoolParam(True)}, n_initial_points=1)
+    assert optimizer.ask()["on"] in (0, 1)
+    optimizer.tell({"on": True}, 1.0)
+    with pytest.raises(ValueError, match="finite"):
+        optimizer.tell({"on": 1}, np.nan)
+
+
+def test_each_parameter_of_qadam_has_its_state_from_the_beginning() -> None:
+    optimizer = QAdamOptimizer(nn.Linear(2, 1).parameters(), warmup_steps=2)
+    found = [sorted(state) for state in optimizer.state.values()]
+    assert found == [["exp_avg", "exp_avg_sq", "step"]] * 2

@@ -1,0 +1,233 @@
+"""What Bagua's release defines in public is in ours: its names, its arguments, its imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua_client.launcher.job_environment import AS_BAGUA
+from bagua_compat.names import ELSEWHERE
+from tests.client.launcher.programs import start
+from tests.outside import BAGUA, folder_of
+
+pytestmark = pytest.mark.slow
+
+LEFT_OUT = (
+    # bagua-run is in their place.
+    "bagua.distributed",
+    "bagua.script",
+    # Inside Bagua's service; ours is in its place.
+    "bagua.service.autotune_system",
+    "bagua.service.autotune_task_manager",
+    # Inside the layer MoE.
+    "bagua.torch_api.model_parallel.moe.experts",
+    "bagua.torch_api.model_parallel.moe.sharded_moe",
+    # All but fuse_optimizer and is_fused_optimizer, which Bagua's tests import, is inside it.
+    "bagua.torch_api.contrib.fuse.optimizer",
+)
+"""Modules whose names begin so."""
+INSIDE = (
+    "AutotuneServiceTaskManager",
+    "NpEncoder",
+    "reset_error_retry",
+    "DistutilsPlatformError",
+    "BaguaProcessGroupPatch",
+    "broadcast_nccl_unique_id",
+    "comm",
+    "get_communicator",
+    "get_hyperparameters_service_client",
+    "run_flask_app",
+    "start_autotune_server",
+    "BatchFetcher",
+    "serialize",
+    "deserialize",
+    "bootstrap_redis_server",
+    "create_redis_client",
+    "get_host_ip",
+    "shutdown_redis_server",
+    "to_bagua_process_group",
+    "torch_reduce_op_to_bagua",
+    "DistributedDataParallel_V1_9_0_Interface",
+    "average_by_removing_extreme_values",
+    "bagua.torch_api.data_parallel.functional.ReduceOp",
+)
+"""Names without an underscore that Bagua's own modules use, and nobody else."""
+
+
+OTHER_ARGUMENTS = {
+    # Ours are given a communicator: docs/bagua.md says how to change one of Bagua's algorithms.
+    "reify",
+    # Groups are made by new_group and from_torch_group.
+    "BaguaProcessGroup.__init__",
+    # As many bytes as the node can spare, and not 100 GiB whatever it has.
+    "RedisStore.__init__",
+    # Of none of Bagua's buckets, but of torch's: None is torch's own default.
+    "DistributedDataParallel",
+    "DistributedDataParallel_V1_9_0.__init__",
+    # None and an empty text are the same to requests.
+    "AutotuneClient.__init__",
+}
+INNER_METHODS = {
+    "AutotuneService.autotune",
+    "LoadBalancingDistributedSampler.shuffle_chunks",
+    "LoadBalancingDistributedBatchSampler.generate_batches",
+    # Attributes of each instance.
+    "DistributedDataParallel_V1_9_0.require_backward_grad_sync",
+    "DistributedDataParallel_V1_9_0.parameters_to_ignore",
+}
+IMPORT = re.compile(
+    r"^[ \t]*(?:from bagua[\w.]* import (?:\([^)]*\)|[\w ,]+)|import bagua[\w.]*)", re.MULTILINE
+)
+FIND = """
+import importlib, json, sys
+missing = []
+for module, name in json.load(open(sys.argv[1])):
+    try:
+        if name and not hasattr(importlib.import_module(module), name):
+            importlib.import_module(f"{module}.{name}")
+        importlib.import_module(module)
+    except ImportError as error:
+        missing.append(f"{module} {name}: {error}")
+import bagua.torch_api as api
+for place in json.load(open(sys.argv[2])):
+    found = sys.modules["bagua"]
+    for part in place.split(".")[1:]:
+        found = getattr(found, part, None)
+    if found is None:
+        missing.append(f"{place} after import bagua.torch_api")
+print(json.dumps(missing))
+"""
+
+
+def _public(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    root = folder_of(BAGUA)
+    for path in sorted((root / "bagua").rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith(LEFT_OUT):
+            yield name, path
+
+
+def _module(name: str) -> Any:
+    ours = ELSEWHERE.get(name, f"bagua_compat{name.removeprefix('bagua')}")
+    return importlib.import_module(ours)
+
+
+def test_all_public_names_are_there() -> None:
+    missing = []
+    for name, path in _modules():
+        module = _module(name)
+        for public in _public(path):
+            is_inside = public.startswith("_") or public.endswith("Impl") or public in INSIDE
+            if not is_inside and not hasattr(module, public):
+                missing.append(f"{name}.{public}")
+    assert set(missing) <= set(INSIDE)
+
+
+def _functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The public functions and methods that a module defines, by their qualified names."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef) and not re.match("_|.*Impl$", node.name):
+            for member in node.body:
+                is_private = re.match("_(?!_init__)", getattr(member, "name", "_"))
+                if isinstance(member, ast.FunctionDef) and not is_private:
+                    yield f"{node.name}.{member.name}", member
+
+
+def _declared(node: ast.FunctionDef) -> list[tuple[str, Any]]:
+    """Each argument with its default as text; None: it has none."""
+    given = node.args.args
+    defaults = [None] * (len(given) - len(node.args.defaults)) + list(node.args.defaults)
+    return [(a.arg, d and ast.unparse(d)) for a, d in zip(given, defaults, strict=True)]
+
+
+def _difference(theirs: list[tuple[str, Any]], ours: Any) -> str:
+    """Empty: what can be given to theirs can be given to ours, by place or by name."""
+    parameters = [p for p in inspect.signature(ours).parameters.values() if p.name != "self"]
+    theirs = [argument for argument in theirs if argument[0] not in ("self", "cls")]
+    for place, (name, default) in enumerate(theirs):
+        if place >= len(parameters) or parameters[place].name != name:
+            return f"argument {place} must be {name}"
+        if default is not None and parameters[place].default is inspect.Parameter.empty:
+            return f"{name} must have a default"
+        is_value = default is not None and re.fullmatch(r"[\d .*]+|True|False|None|'.*'", default)
+        if is_value and parameters[place].default != eval(default):
+            return f"{name} must be {default} by default"
+    rest = parameters[len(theirs) :]
+    needed = [p.name for p in rest if p.default is p.empty and p.kind not in (2, 4)]
+    return f"{needed[0]} must have a default" if needed else ""
+
+
+def test_functions_and_methods_take_bagua_s_arguments() -> None:
+    different, compared = [], 0
+    for name, path in _modules():
+        module = _module(name)
+        for qualified, node in _functions(path):
+            if not {qualified, qualified.split(".")[-1]} & {*OTHER_ARGUMENTS, *INNER_METHODS}:
+                owner, _, method = qualified.rpartition(".")
+                holder = getattr(module, owner, None) if owner else module
+                if holder is None or (not owner and not hasattr(holder, method)):
+                    continue  # Looked for above.
+                ours = inspect.getattr_static(holder, method, None)
+                if ours is None:
+                    different.append(f"{name}.{qualified} is missing")
+                elif not isinstance(ours, property):
+                    compared += 1
+                    if difference := _difference(_declared(node), getattr(holder, method)):
+                        different.append(f"{name}.{qualified}: {difference}")
+    assert different == []
+    assert compared > 140
+
+
+def _imports() -> set[tuple[str, str]]:
+    """Of Bagua's names, by all of the release: outside of the package all, inside it the public."""
+    root = folder_of(BAGUA)
+    found = set()
+    for path in [p for kind in ("*.py", "*.md", "*.rst") for p in root.rglob(kind)]:
+        place = path.relative_to(root).parts[0]
+        if place not in ("rust", "bagua_core"):
+            for statement in IMPORT.findall(path.read_text(errors="ignore")):
+                (node,) = ast.parse(statement.strip()).body
+                assert isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names:
+                    if isinstance(node, ast.Import):
+                        found.add((alias.name, ""))
+                    elif place != "bagua" or not re.match("_|" + "|".join(INSIDE), alias.name):
+                        found.add((node.module or "", alias.name))
+    return found
+
+
+def test_every_import_of_the_release_works_under_bagua_s_name(tmp_path: Path) -> None:
+    imports = _imports()
+    assert ("bagua.torch_api.contrib.fuse.optimizer", "is_fused_optimizer") in imports
+    modules = [name for name, _ in _modules()] + sorted(ELSEWHERE)
+    inside = [name for name in modules if name.startswith("bagua.torch_api")]
+    for file, content in (("imports", sorted(imports)), ("modules", inside)):
+        (tmp_path / file).write_text(json.dumps(content))
+    variables = {"PYTHONPATH": os.pathsep.join([AS_BAGUA, os.environ.get("PYTHONPATH", "")])}
+    done = start("-c", FIND, "imports", "modules", folder=tmp_path, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("ours", sorted(set(ELSEWHERE.values())))
+def test_modules_of_ours_that_have_bagua_s_names_exist(ours: str) -> None:
+    assert importlib.util.find_spec(ours) is not None

@@ -1,0 +1,91 @@
+"""On a GPU, too, a fused step is the plain one, and torch's kernels are used where it has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.optimizers.loops import LoopAdam, LoopLamb
+from tests.training.optimizers.twins import Twins
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def twins_of(made: Any, **options: Any) -> Twins:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8))).cuda()
+    return Twins(made, model, **options)
+
+
+def steps(twins: Twins, name: str) -> None:
+    for _ in range(11):
+        twins.backward()
+        getattr(twins.fused, name)()
+        twins.plain.step()
+        torch.testing.assert_close(*twins.parameters())
+
+
+@pytest.mark.parametrize(
+    "made",
+    # ASGD has counts on the GPU.
+    [LoopAdam, torch.optim.Adam, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.NAdam],
+)
+def test_fuse_step_is_the_plain_step(made: Any) -> None:
+    twins = twins_of(made)
+    steps(twins, "fuse_step")
+    assert twins.fused._bagua_fused_count == 22
+
+
+def test_the_host_does_not_wait_for_the_gpu() -> None:
+    twins = twins_of(LoopAdam)
+    steps(twins, "fuse_step")
+    twins.backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        twins.fused.fuse_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("made", "way"),
+    [
+        (torch.optim.Adam, "fused"),
+        (torch.optim.SGD, "fused"),
+        (torch.optim.RMSprop, "foreach"),
+        (torch.optim.ASGD, "foreach"),
+        (lambda groups: torch.optim.Adam(groups, capturable=True, foreach=True), "foreach"),
+    ],
+)
+def test_replacing_the_step_uses_torchs_kernels(made: Any, way: str) -> None:
+    twins = twins_of(made, replace_step=True)
+    assert f"torch's own {way} kernels" in twins.fused._bagua_fused_step.refusal
+    steps(twins, "step")
+    assert twins.fused._bagua_fused_count == 0
+
+
+def test_lamb_is_refused() -> None:
+    twins = twins_of(LoopLamb)
+    steps(twins, "fuse_step")
+    assert "it calls .norm of a tensor" in twins.fused._bagua_fused_step.refusal
+
+
+def test_a_scaler_skips_and_unscales() -> None:
+    twins = twins_of(LoopAdam, replace_step=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    for is_finite in (True, False, True):
+        twins.backward()
+        scaler.scale(torch.ones((), device="cuda"))
+        factor = float(scaler.get_scale()) if is_finite else float("inf")
+        for parameter in twins.parameters()[0]:
+            parameter.grad *= factor
+        scaler.step(twins.fused)
+        scaler.update()
+        if is_finite:
+            twins.plain.step()
+        torch.testing.assert_close(*twins.parameters())
