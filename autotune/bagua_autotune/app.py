@@ -56,8 +56,8 @@ def create_app(
 
 
 def application(**settings: Any) -> Callable[..., Iterable[bytes]]:
-    """The same for a server of somebody else's, which finds it by an entry point: on the store that
-    ``settings`` or the variables name."""
+    """The service as an application for somebody else's server, which finds it by an entry point;
+    its store is the one that ``settings`` or the variables name."""
     chosen = Settings.load(os.environ, **settings)
     return create_app(chosen, Store(chosen.database)).wsgi_app
 

@@ -292,8 +292,8 @@ class Registry:
         return f"Registered Algorithms: {', '.join(self._all())}"
 
     def _all(self) -> Mapping[str, Declaration]:
-        """With those of other packages, which are imported when somebody first asks for more than
-        ours: they import what imports this."""
+        """All algorithms. Those of other packages are imported when somebody first asks for more
+        than ours: they themselves import what imports this module."""
         group, self._group = self._group, ""
         for entry in entry_points(group=group) if group else ():
             try:
