@@ -120,9 +120,9 @@ class Service:
         found = [] if verdict == "ok" else [f"integrity check: {verdict}"]
         store = Store(f"sqlite:///{self.database}")
         for job in stored_jobs(store):
-            store.tensors(job.id), store.trials(job.id), store.profiles(job.id)
-            store.events(job.id), list(store.observations(job.id))
-        kept = [list(o.values) for _, o in store.observations("job", 0)][: len(KEPT)]
+            store.jobs.tensors(job.id), store.trials.of(job.id), store.profiles.of(job.id)
+            store.events.of(job.id), list(store.observations.of(job.id))
+        kept = [list(o.values) for _, o in store.observations.of("job", 0)][: len(KEPT)]
         store.close()
         if kept != [step["seconds"] for step in KEPT]:
             found.append(f"the first observations are {kept}")

@@ -34,7 +34,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_runs.outcomes import CONFIRM, Outcome
 from bagua_runs.space import SearchSpace
 from bagua_wire.configuration import Configuration
@@ -134,7 +134,7 @@ class Record:
         first = Trial(0, "search", Configuration(spec.default_configuration), "running",
                       started_at=self._began_at)  # fmt: skip
         self._write(
-            lambda store: store.create_job(
+            lambda store: store.jobs.create(
                 job_id, spec, at=self._began_at, protocol=self._about.protocol,
                 data={FACTS: told}, first=first,
             )
@@ -161,7 +161,7 @@ class Record:
         now = self._decided_at.setdefault(number, self._clock())
         trial = Trial(number - 1, "confirm" if purpose == CONFIRM else "search", configuration,
                       "running", started_at=now)  # fmt: skip
-        self._write(lambda store: self._advance(store, Step(now, next_trial=trial), now))
+        self._write(lambda store: self._advance(store, Move(now, next_trial=trial), now))
 
     def ends(self, number: int, outcome: Outcome) -> None:
         """Keep a run that is over."""
@@ -172,7 +172,7 @@ class Record:
             assert self.job_id is not None
             if score is not None:
                 seen = Observation(number, (score,))
-                store.add_observations(self.job_id, index, [seen], now, lambda *_: [outcome.cost])
+                store.observations.add(self.job_id, index, [seen], now, lambda *_: [outcome.cost])
             self._advance(store, step, now)
 
         self._write(write)
@@ -182,8 +182,8 @@ class Record:
         now = self._clock()
 
         def write(store: Store) -> None:
-            self._advance(store, Step(now, result=result), now)
-            store.end_job(self.job_id or "", now)
+            self._advance(store, Move(now, result=result), now)
+            store.jobs.end(self.job_id or "", now)
 
         self._write(write)
 
@@ -192,8 +192,8 @@ class Record:
         now = self._clock()
 
         def write(store: Store) -> None:
-            store.touch(self.job_id or "", now)
-            store.end_job(self.job_id or "", now)
+            store.jobs.touch(self.job_id or "", now)
+            store.jobs.end(self.job_id or "", now)
 
         self._write(write)
 
@@ -202,7 +202,7 @@ class Record:
         now = self._clock()
         if self.job_id is not None and now - self._beat_at >= CONTACT_SECONDS:
             self._beat_at = now
-            self._write(lambda store: store.touch(self.job_id or "", now), is_kept=False)
+            self._write(lambda store: store.jobs.touch(self.job_id or "", now), is_kept=False)
 
     def spent_seconds(self, number: int | None = None) -> float:
         """How long the search has taken until it decided on this run, or until now. Of one that was
@@ -225,16 +225,16 @@ class Record:
         self._spent_before = 0.0
         self._decided_at.clear()
 
-    def _advance(self, store: Store, step: Step, now: float) -> None:
+    def _advance(self, store: Store, step: Move, now: float) -> None:
         job_id = self.job_id or ""
-        if not store.advance(job_id, step):
+        if not store.trials.advance(job_id, step):
             # A service may have taken it for lost, as after the sleep of a machine.
-            if store.contact(job_id).phase not in OVER:
+            if store.jobs.contact(job_id).phase not in OVER:
                 raise UnknownJob(job_id)
-            store.resume_job(job_id, now)
-            if not store.advance(job_id, step):
+            store.jobs.resume(job_id, now)
+            if not store.trials.advance(job_id, step):
                 raise UnknownJob(job_id)
-        store.touch(job_id, now)
+        store.jobs.touch(job_id, now)
 
     def _write(self, work: Callable[[Store], object], is_kept: bool = True) -> None:
         """Do what is to be stored, and before it what could not be stored until now.
@@ -326,26 +326,26 @@ class Interruption:
 
 def take_up(store: Store, fingerprint: str, at: float) -> Interruption | None:
     """Have an interrupted search go on from now, if there is one."""
-    job = store.latest_job(protocols=RUNS, fingerprint=fingerprint)
+    job = store.jobs.latest(protocols=RUNS, fingerprint=fingerprint)
     if job is None or job.result is not None:
         return None
     if job.ended_at is None:  # it was killed
-        store.end_job(job.id, at)
-    store.resume_job(job.id, at)
-    seen = {index: told.values[0] for index, told in store.observations(job.id)}
-    job = store.job(job.id)
-    trials = store.trials(job.id)
+        store.jobs.end(job.id, at)
+    store.jobs.resume(job.id, at)
+    seen = {index: told.values[0] for index, told in store.observations.of(job.id)}
+    job = store.jobs.get(job.id)
+    trials = store.trials.of(job.id)
     return Interruption(job, [Known(t, _outcome(job, t, seen.get(t.index))) for t in trials])
 
 
-def closing(index: int, outcome: Outcome, at: float) -> Step:
+def closing(index: int, outcome: Outcome, at: float) -> Move:
     """What closes the trial of a run that is over."""
     if outcome.cost is not None:
-        return Step(at, index, Estimate(outcome.cost, outcome.standard_error, 1))
+        return Move(at, index, Estimate(outcome.cost, outcome.standard_error, 1))
     failure = clean(outcome.failure)
     if outcome.is_out_of_memory:
-        return Step(at, index, failure=failure, is_infeasible=True)
-    return Step(at, index, failure=f"{RUN_FAILED}: {failure}")
+        return Move(at, index, failure=failure, is_infeasible=True)
+    return Move(at, index, failure=f"{RUN_FAILED}: {failure}")
 
 
 def _outcome(job: Job, trial: Trial, score: float | None) -> Outcome | None:

@@ -81,10 +81,10 @@ class Directory:
         """
         job_id = known.family.models[position].job_id
         with suppress(UnknownJob):
-            return self._store.job(job_id)
+            return self._store.jobs.get(job_id)
         try:
-            first = self._store.job(known.family.models[0].job_id)
-            tensors = self._store.tensors(first.id)
+            first = self._store.jobs.get(known.family.models[0].job_id)
+            tensors = self._store.jobs.tensors(first.id)
         except UnknownJob:
             raise NotRegistered(model_name) from None
         default_bucket_bytes = first.baseline.number("bucket_bytes")
@@ -95,13 +95,13 @@ class Directory:
     ) -> Job:
         job_id = known.family.models[0].job_id
         try:
-            job = self._store.job(job_id)
+            job = self._store.jobs.get(job_id)
         except UnknownJob:
             return self._create(job_id, stem(model_name), known.key, tensors, default_bucket_bytes)
         if job.ended_at is None:
             return job
-        self._store.resume_job(job_id, self._clock())
-        return self._store.job(job_id)
+        self._store.jobs.resume(job_id, self._clock())
+        return self._store.jobs.get(job_id)
 
     def _create(
         self, job_id: str, name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
@@ -120,12 +120,12 @@ class Directory:
         )
         with suppress(JobConflict):  # another rank made it with its tensors in another order
             self._tuner.register(job_id, spec, "v1", {"family": key})
-        return self._store.job(job_id)
+        return self._store.jobs.get(job_id)
 
     def _replace(self, family: Family, successor: Job) -> None:
         for model in family.models:
             try:
-                self._store.end_job(model.job_id, self._clock())
+                self._store.jobs.end(model.job_id, self._clock())
             except UnknownJob:
                 continue
             logger.info(

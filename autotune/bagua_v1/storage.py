@@ -69,7 +69,7 @@ class Storage:
             What the alias meant before, and what it means now.
         """
         before = self.known(alias)
-        self._store.add_family(alias, key, new.model_dump(mode="json"))
+        self._store.families.add(alias, key, new.model_dump(mode="json"))
         return before, self.find(alias)
 
     def find(self, alias: str) -> Known:
@@ -81,7 +81,7 @@ class Storage:
 
     def known(self, alias: str) -> Known | None:
         """The family that the alias means, as it is stored; None if it means none."""
-        found = self._store.family_of(alias)
+        found = self._store.families.named(alias)
         if found is None:
             return None
         if len(self._keys) >= NAMES_KEPT:
@@ -110,7 +110,7 @@ class Storage:
                 family, position = make(known)
                 content, job_id = family.model_dump_json(), family.models[position].job_id
                 row = alias, known.key, known.revision
-                job = self._store.replace_family(*row, content, job_id)
+                job = self._store.families.replace(*row, content, job_id)
                 if job is not None:
                     after = known._replace(revision=known.revision + 1, family=family)
                     self._slot(known.key).known = after

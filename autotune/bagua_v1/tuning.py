@@ -66,7 +66,7 @@ class Trials:
         if index is None or ran != Configuration(grant.configuration):
             return
         step, now = model.steps_before + window.iteration, self._clock()
-        is_new = self._store.add_value(job.id, index, step, rank, window.speed, now)
+        is_new = self._store.observations.add_value(job.id, index, step, rank, window.speed, now)
         if is_new and index != model.grant.trial:
             self._reestimate(job, family, index)
 
@@ -83,7 +83,7 @@ class Trials:
         current = model.grant
         if current.is_final or (job.result is None and self._is_cold(job, model)):
             return None
-        job, trial = self._store.job(job.id), self._tuner.open_trial(job.id)
+        job, trial = self._store.jobs.get(job.id), self._tuner.open_trial(job.id)
         if job.result is None:
             if trial is None or not self._may_switch(job, family, model, trial.index):
                 return None
@@ -127,10 +127,10 @@ class Trials:
 
     def _windows(self, job: Job, family: Family, index: int) -> list[Observation]:
         """The windows reported under a trial that can be compared with those of other trials."""
-        windows = [window for _, window in self._store.observations(job.id, index)]
+        windows = [window for _, window in self._store.observations.of(job.id, index)]
         rank_count, references = self._world_size or len(family.present), windows
         if any(len(_present(window)) < rank_count for window in windows):
-            references = [window for _, window in self._store.observations(job.id)]
+            references = [window for _, window in self._store.observations.of(job.id)]
         found = comparable(windows, references, rank_count)
         if not found and len(windows) >= MOST_WINDOWS:
             return windows  # a rank that never reports must not stop the tuning
@@ -227,7 +227,7 @@ class BaguaTuning:
         self._trials = Trials(tuner, world_size, clock)
         self._directory = Directory(tuner, self._storage, limits, world_size, clock)
         # A job's tensors never change, and every answer needs them.
-        self._tensors = lru_cache(maxsize=JOBS_AT_HAND)(self._store.tensors)
+        self._tensors = lru_cache(maxsize=JOBS_AT_HAND)(self._store.jobs.tensors)
         self._wires: Cache[str] = Cache(JOBS_AT_HAND)
         self._jobs: Cache[Job] = Cache(JOBS_AT_HAND)
         self._names: dict[str, frozenset[str]] = {}
@@ -304,15 +304,15 @@ class BaguaTuning:
         names are dropped.
         """
         names = list(dict.fromkeys(names))
-        tuned = self._store.families_being_tuned(self._clock() - SPAN_SECONDS)
+        tuned = self._store.families.being_tuned(self._clock() - SPAN_SECONDS)
         known: dict[str, frozenset[str]] = {}
         for key, job_id in tuned.items():
             known[key] = self._names.get(key) or frozenset(
-                tensor.name for tensor in self._store.tensors(job_id)
+                tensor.name for tensor in self._store.jobs.tensors(job_id)
             )
             new = [name for name in names if name in known[key]]
             if new:
-                self._store.extend_order(key, new)
+                self._store.families.extend_order(key, new)
         self._names = known
 
     def _heard_of(self, model_name: str, found: Changed) -> Job:
@@ -326,11 +326,11 @@ class BaguaTuning:
             lambda: self._directory.job(model_name, found.after, position),
         )
         if job.is_lost:
-            self._store.resume_job(job.id, now)
+            self._store.jobs.resume(job.id, now)
         elif now - (last_contact_at or now) >= CONTACT_SECONDS:
-            self._store.touch(job.id, now)
+            self._store.jobs.touch(job.id, now)
         if self._world_size is None and job.world_size < len(family.present):
-            self._store.widen(job.id, len(family.present))
+            self._store.jobs.widen(job.id, len(family.present))
         return job
 
     def _wire(self, job: Job, configuration: Mapping[str, Value], order: Sequence[str] = ()) -> str:

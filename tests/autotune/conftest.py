@@ -34,17 +34,17 @@ def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
         urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
         url = urls[request.param]
     opened = Store(url)
-    with opened.database.writing() as session:
+    with opened.database.writing() as run:
         for table in reversed(Base.metadata.sorted_tables):
             if table.name != "schema_version":
-                session.execute(table.delete())
+                run(table.delete())
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def job(store: Store) -> str:
-    assert store.create_job("job", make_spec(), at=1.0)
+    assert store.jobs.create("job", make_spec(), at=1.0)
     return "job"
 
 

@@ -101,9 +101,8 @@ class Clock:
 
 def stored_jobs(store: Store) -> list[Job]:
     """All that can be read, newest first, those of earlier lives among them."""
-    query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id)
-    with store.database.reading() as session:
-        return list(read_each(session.scalars(query), lambda row: store.job(row.id)))
+    query = select(JobRow.id).order_by(JobRow.created_at.desc(), JobRow.id)
+    return list(read_each(store.database.read(query), lambda row: store.jobs.get(row.id)))
 
 
 @contextmanager

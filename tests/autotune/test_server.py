@@ -180,7 +180,7 @@ def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_pa
             "other": "tuning",
             "job": "ended",
         }
-        told = [(event.kind, event.message) for event in store.events("job")]
+        told = [(event.kind, event.message) for event in store.events.of("job")]
         assert told == [("ended", "the training process was gone")]
         store.close()
 
@@ -198,7 +198,7 @@ def test_a_training_that_ends_it_at_its_own_exit_has_ended_its_jobs(tmp_path: Pa
         parent.kill()
         parent.wait_for_the_end_of_the_service()
     store = Store(f"sqlite:///{database}")
-    assert store.job("job").phase == "ended"
+    assert store.jobs.get("job").phase == "ended"
     store.close()
 
 
@@ -223,7 +223,7 @@ def test_a_service_that_is_ended_beside_its_parent_leaves_the_jobs_to_the_next_o
         begin(service.url, "job")
         assert service.stop() == 0
     store = Store(f"sqlite:///{database}")
-    assert store.job("job").phase == "tuning"
+    assert store.jobs.get("job").phase == "tuning"
     store.close()
 
 
@@ -279,7 +279,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
 @pytest.mark.slow
 def test_it_deletes_old_jobs_as_often_as_it_is_told_to(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'a.db'}")
-    store.create_job("old", make_spec(), at=1.0)
+    store.jobs.create("old", make_spec(), at=1.0)
     with ServeProcess(tmp_path / "a.db", "--upkeep-minutes", "0.01"):
         deadline = time.monotonic() + 60
         while stored_jobs(store):

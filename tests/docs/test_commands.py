@@ -107,7 +107,7 @@ def make_tuned_job(database: Path) -> None:
     assert first is not None
     for step in range(3):
         profile = measured.profile(first.configuration, step)
-        assert tuner.store.add_profile("job", first.index, profile, at=1.0)
+        assert tuner.store.profiles.add("job", first.index, profile, at=1.0)
     while trial := tuner.open_trial("job"):
         steps = ranks.run(trial.configuration, 10)
         seen = [Observation(step, tuple(seconds)) for step, seconds in steps]

@@ -255,12 +255,12 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     assert job.phase == "ended"
     # Rank 0 says goodbye itself, where it lives and still comes to it.
     said = ["the training process was gone", "the training process ended"]
-    assert store.events(job.id)[-1].message in said[: 1 if victim == 0 else 2]
+    assert store.events.of(job.id)[-1].message in said[: 1 if victim == 0 else 2]
     store.close()
 
 
 def _states(store: Store, job_id: str) -> list[str]:
-    return [trial.state for trial in store.trials(job_id)]
+    return [trial.state for trial in store.trials.of(job_id)]
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -83,7 +83,7 @@ class Searches:
         """Those of each job, oldest first."""
         store = Store(f"sqlite:///{self.database}", as_found=True)
         try:
-            return [store.trials(contact.id) for contact in reversed(store.contacts())]
+            return [store.trials.of(contact.id) for contact in reversed(store.jobs.contacts())]
         finally:
             store.close()
 

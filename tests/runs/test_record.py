@@ -43,14 +43,14 @@ def test_a_search_goes_on_from_each_of_its_runs_as_if_nothing_had_been(
         run.outcome.cost for run in whole.search.runs
     ]
     assert record.job_id is not None
-    trials = every_store.trials(record.job_id)
+    trials = every_store.trials.of(record.job_id)
     assert len(trials) == runs
     assert {trial.state for trial in trials} == {"measured", "failed", "infeasible"}
     assert {trial.purpose for trial in trials} == {"search", "confirm"}
-    scores = [told.values[0] for _, told in every_store.observations(record.job_id)]
+    scores = [told.values[0] for _, told in every_store.observations.of(record.job_id)]
     assert scores == [run.outcome.score for run in search.runs if run.outcome.score]
     record.finish(job_result(search, verdict, "spent 1 s", 300.0, has_seconds))
-    job = every_store.job(record.job_id)
+    job = every_store.jobs.get(record.job_id)
     assert (job.phase, job.protocol) == ("finished", "runs" if has_seconds else "scores")
     assert job.result is not None
     assert job.result.configuration == search.space.settings_of(verdict.configuration)
@@ -66,10 +66,10 @@ def test_a_search_that_was_taken_for_lost_goes_on(store: Store) -> None:
     with pytest.raises(Interrupted):
         searching.part(runs=4)
     lost = Event("lost", at=searching.clock())
-    assert len(store.lose_silent("scores", searching.clock.now, lost)) == 1
+    assert len(store.jobs.lose_silent("scores", searching.clock.now, lost)) == 1
     _, _, record = searching.part(runs=math.inf)
     assert record.job_id is not None
-    assert store.job(record.job_id).phase == "confirming"
+    assert store.jobs.get(record.job_id).phase == "confirming"
     assert searching.said[-1].startswith("4 runs of an interrupted search taken over")
 
 
@@ -82,14 +82,14 @@ def test_a_search_that_is_taken_for_lost_while_it_runs_is_stored_on(store: Store
     def lose_in_the_fifth(changes: dict[str, str], timeout_seconds: float) -> object:
         if len(run.made) == 4:
             lost = Event("lost", at=searching.clock())
-            assert store.lose_silent("scores", searching.clock.now, lost)
+            assert store.jobs.lose_silent("scores", searching.clock.now, lost)
         return run(changes, timeout_seconds)
 
     searching.job = lose_in_the_fifth  # type: ignore[assignment]
     lose_in_the_fifth.left = math.inf  # type: ignore[attr-defined]
     _, _, record = searching.part()
     assert record.job_id is not None
-    assert len(store.trials(record.job_id)) == len(whole.job.made)
+    assert len(store.trials.of(record.job_id)) == len(whole.job.made)
     assert searching.said == []
 
 
@@ -100,15 +100,14 @@ def test_a_store_that_fails_for_a_while_ends_nothing_and_gets_the_runs_later(sto
     def break_and_mend(changes: dict[str, str], timeout_seconds: float) -> object:
         for made, name, other in ((3, "trials", "hidden"), (6, "hidden", "trials")):
             if len(run.made) == made:
-                with store.database.writing() as session:
-                    session.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+                store.database.write(text(f"ALTER TABLE {name} RENAME TO {other}"))
         return run(changes, timeout_seconds)
 
     searching.job = break_and_mend  # type: ignore[assignment]
     break_and_mend.left = math.inf  # type: ignore[attr-defined]
     search, _, record = searching.part()
     assert record.job_id is not None
-    assert len(store.trials(record.job_id)) == len(search.runs)
+    assert len(store.trials.of(record.job_id)) == len(search.runs)
     (said,) = searching.said
     assert said.startswith("the search goes on, but is not stored at present: ")
 
@@ -118,7 +117,7 @@ def test_a_job_that_is_deleted_under_a_search_ends_nothing(store: Store) -> None
     run = searching.job
 
     def delete(changes: dict[str, str], timeout_seconds: float) -> object:
-        for contact in store.contacts() if len(run.made) == 5 else ():
+        for contact in store.jobs.contacts() if len(run.made) == 5 else ():
             delete_training(store, contact.id, force=True)
         return run(changes, timeout_seconds)
 
@@ -126,7 +125,7 @@ def test_a_job_that_is_deleted_under_a_search_ends_nothing(store: Store) -> None
     delete.left = math.inf  # type: ignore[attr-defined]
     _, verdict, record = searching.part()
     assert verdict.gain is not None
-    assert store.contacts() == []
+    assert store.jobs.contacts() == []
     assert not record.is_kept
     assert searching.said == [
         "the search goes on without being stored: the job was deleted or is written by another "
@@ -138,10 +137,10 @@ def test_what_does_not_fit_is_not_taken_over(store: Store) -> None:
     searching = Searching(store)
     with pytest.raises(Interrupted):
         searching.part(runs=4)
-    about = About("train.py", "f" * 64, store.job(store.contacts()[0].id).limits, False)
+    about = About("train.py", "f" * 64, store.jobs.get(store.jobs.contacts()[0].id).limits, False)
     record = Record(store, about, searching.said.append, searching.clock)
     assert record.resume() is not None
-    own = store.job(store.contacts()[0].id).baseline
+    own = store.jobs.get(store.jobs.contacts()[0].id).baseline
     assert record.recalled(1, BASELINE, own) is not None
     with pytest.raises(Diverged):
         record.recalled(2, CONFIRM, own)

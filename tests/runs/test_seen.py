@@ -47,12 +47,12 @@ def searched(
         return record.job_id or ""
     with pytest.raises(Interrupted):
         searching.part(runs=5)
-    job_id = store.contacts()[0].id
+    job_id = store.jobs.contacts()[0].id
     if phase == "ended":
-        store.end_job(job_id, searching.clock())
+        store.jobs.end(job_id, searching.clock())
     if phase == "lost":
         lost = Event("lost", at=searching.clock())
-        store.lose_silent("runs" if has_seconds else "scores", searching.clock.now, lost)
+        store.jobs.lose_silent("runs" if has_seconds else "scores", searching.clock.now, lost)
     return job_id
 
 
@@ -88,7 +88,7 @@ def test_a_search_is_read_wherever_a_job_is(
     metrics = requests.get(f"{served}/metrics", timeout=60).text
     assert "bagua_autotune_failed_decisions_total 0.0" in metrics
     # Nothing was decided in it, whatever was asked.
-    trials = every_store.trials(job_id)
+    trials = every_store.trials.of(job_id)
     assert len(trials) == len(overview["trials"])
 
 
@@ -108,14 +108,14 @@ def test_a_search_takes_no_reports_and_tunes_no_other(every_store: Store, served
     # A poll begins nothing.
     polled = requests.post(f"{path}/observations", json={"trial": 0, "steps": []}, timeout=60)
     assert polled.status_code in (200, 409)
-    assert len(every_store.trials(job_id)) == 6
+    assert len(every_store.trials.of(job_id)) == 6
     tuner = Tuner(every_store)
     spec = make_spec(name="train.py", fingerprint="f" * 64)
     assert tuner.register("training", spec)
-    assert every_store.job("training").inherited is None
+    assert every_store.jobs.get("training").inherited is None
     assert (
-        every_store.lives("training") == [("training", 1)]
-        or len(every_store.lives("training")) == 1
+        every_store.lives.of("training") == [("training", 1)]
+        or len(every_store.lives.of("training")) == 1
     )
 
 
@@ -126,12 +126,12 @@ def test_a_search_is_lost_once_it_is_silent_but_not_if_it_said_so_or_is_over(
     silent = Searching(every_store, has_seconds=True, fingerprint="silent")
     with pytest.raises(Interrupted):
         silent.part(runs=3)
-    killed = every_store.latest_job(protocols=RUNS, fingerprint="silent")
+    killed = every_store.jobs.latest(protocols=RUNS, fingerprint="silent")
     assert killed is not None
     Tuner(every_store, clock=lambda: 5_000_000.0).leases.look()
-    assert every_store.job(paused).phase == "ended"
-    assert every_store.job(killed.id).phase == "lost"
-    (event,) = every_store.events(killed.id)
+    assert every_store.jobs.get(paused).phase == "ended"
+    assert every_store.jobs.get(killed.id).phase == "lost"
+    (event,) = every_store.events.of(killed.id)
     assert event.message.endswith("the search is interrupted")
 
 

@@ -53,7 +53,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     trial = tuner.open_trial("profiled")
     assert trial is not None
     for step in range(3):
-        assert tuner.store.add_profile(
+        assert tuner.store.profiles.add(
             "profiled", trial.index, MEASURED.profile(trial.configuration, step), at=1.0
         )
     seconds = MEASURED.step_seconds(trial.configuration)

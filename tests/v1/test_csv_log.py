@@ -19,7 +19,7 @@ def finish(tuner: Tuner) -> int:
     while trial := tuner.open_trial("job"):
         steps = ranks.run(trial.configuration, 10)
         tuner.observe("job", trial.index, [Observation(step, tuple(s)) for step, s in steps])
-    return len(tuner.store.trials("job"))
+    return len(tuner.store.trials.of("job"))
 
 
 def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

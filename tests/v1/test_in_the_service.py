@@ -24,7 +24,7 @@ from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.model.job import Limits
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1 import routes
@@ -197,7 +197,7 @@ def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypa
     begun, go_on = threading.Event(), threading.Event()
     decide = NextStep.after
 
-    def slow(*arguments) -> Step:
+    def slow(*arguments) -> Move:
         begun.set()
         go_on.wait()
         return decide(*arguments)
@@ -216,7 +216,7 @@ def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypa
     assert tuner.is_deciding(job.id), "as the page shows it"
     go_on.set()
     iteration = 1000
-    while len(store.trials(stored_jobs(store)[0].id)) < 2:
+    while len(store.trials.of(stored_jobs(store)[0].id)) < 2:
         cycle(workers, iteration)
         iteration += 100
     store.close()

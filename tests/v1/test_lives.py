@@ -44,7 +44,7 @@ def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
     for iteration in range(100, 1500, 100):
         cycle(workers, iteration)
     (job,) = stored_jobs(first)
-    before = len(first.trials(job.id))
+    before = len(first.trials.of(job.id))
     assert before > 2
     running = workers[0].running
     first.close()
@@ -59,7 +59,7 @@ def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
         if workers[0].is_completed:
             break
     assert peaked(0, workers[0].running) == BEST
-    assert len(second.trials(job.id)) > before
+    assert len(second.trials.of(job.id)) > before
     second.close()
 
 
@@ -73,12 +73,12 @@ def test_a_run_that_was_paused_for_long_goes_on(store):
     (job,) = stored_jobs(store)
     service._clock.now += 2 * SILENT_SECONDS
     service._tuner.leases.look()
-    assert store.job(job.id).phase == "lost"
+    assert store.jobs.get(job.id).phase == "lost"
     for iteration in range(1500, 20_000, 100):
         cycle(workers, iteration)
         if workers[0].is_completed:
             break
-    assert store.job(job.id).phase == "finished"
+    assert store.jobs.get(job.id).phase == "finished"
     assert peaked(0, workers[0].running) == BEST
 
 
@@ -98,15 +98,15 @@ def test_a_run_begun_anew_goes_on_with_the_job_and_in_the_end_with_its_choice(
     for iteration in range(100, 1500, 100):
         cycle(first, iteration)
     (job,) = stored_jobs(store)
-    before = store.trials(job.id)
+    before = store.trials.of(job.id)
     assert len(before) > 2
 
     second = life()
     run(second)
     final = second[0].running
     assert peaked(0, final) == BEST
-    assert store.trials(job.id)[: len(before) - 1] == before[:-1]
-    assert len(store.trials(job.id)) > len(before)
+    assert store.trials.of(job.id)[: len(before) - 1] == before[:-1]
+    assert len(store.trials.of(job.id)) > len(before)
 
     third = life()
     assert run(third) == 200
@@ -126,7 +126,7 @@ def test_a_run_of_which_only_some_ranks_had_begun_leaves_no_trace(store, world_s
             cycle(first, iteration)
             cycle(second, iteration)
     assert len(stored_jobs(store)) == 2
-    assert all(len(store.trials(job.id)) > 2 for job in stored_jobs(store))
+    assert all(len(store.trials.of(job.id)) > 2 for job in stored_jobs(store))
 
 
 def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store, caplog):
@@ -136,7 +136,7 @@ def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store
     for iteration in range(100, 1500, 100):
         cycle(complete, iteration)
     (job,) = stored_jobs(store)
-    before = len(store.trials(job.id))
+    before = len(store.trials.of(job.id))
     for workers in (first, second):
         enter(workers)
     first[0].report(100)
@@ -146,7 +146,7 @@ def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store
         assert second[0].running["bucket_size"] == 10 * MIB
     (warning,) = caplog.messages
     assert "different iterations" in warning
-    assert len(store.trials(job.id)) == before > 2
+    assert len(store.trials.of(job.id)) == before > 2
 
 
 def test_two_that_outlive_theirs_do_so_even_where_no_model_lacks_a_rank(store):
@@ -163,7 +163,7 @@ def test_two_that_outlive_theirs_do_so_even_where_no_model_lacks_a_rank(store):
     for iteration in range(200, 2000, 100):
         for workers in twins:
             cycle(workers, iteration)
-    assert all(trial.index == 0 for job in stored_jobs(store) for trial in store.trials(job.id))
+    assert all(trial.index == 0 for job in stored_jobs(store) for trial in store.trials.of(job.id))
 
 
 def test_twins_are_two_jobs_whatever_their_pace(store):
@@ -241,8 +241,7 @@ def test_a_job_that_was_removed_is_made_again(store):
         for twin in twins:
             cycle(twin, iteration)
     second = stored_jobs(store)[0].id
-    with store.database.writing() as session:
-        session.execute(delete(JobRow).where(JobRow.id == second))
+    store.database.write(delete(JobRow).where(JobRow.id == second))
     for iteration in range(300, 1500, 100):
         for twin in twins:
             cycle(twin, iteration)

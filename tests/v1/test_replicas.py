@@ -79,7 +79,7 @@ def test_ranks_that_speak_to_two_replicas_at_once_are_told_the_same(
     assert len(sizes) > 1
     store = Store(empty_url)
     (job,) = stored_jobs(store)
-    last = {found.step: found.values for _, found in store.observations(job.id)}
+    last = {found.step: found.values for _, found in store.observations.of(job.id)}
     whole = [values for values in last.values() if len(values) == RANKS and None not in values]
     assert len(whole) == len(last), "a report was acknowledged and is not stored"
     store.close()

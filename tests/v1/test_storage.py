@@ -33,7 +33,7 @@ def store(every_store: Store) -> Store:
 
 
 def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
+    store.trials.advance(job, FIRST)
     replicas = [Storage(store) for _ in range(2)]
     replicas[0].register("2/DDP_140", "family", NEW)
     failures: list[BaseException] = []
@@ -41,7 +41,7 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
     def write(rank: int) -> None:
         try:
             for step in range(10):
-                store.add_value(job, 0, step, rank, float(rank), 1.0)
+                store.observations.add_value(job, 0, step, rank, float(rank), 1.0)
                 replicas[rank % 2].change("2/DDP_140", one_later)
         except BaseException as error:
             failures.append(error)
@@ -52,23 +52,25 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
     for thread in threads:
         thread.join()
     assert not failures
-    assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
+    assert [found.values for _, found in store.observations.of(job, 0)] == [
+        (0.0, 1.0, 2.0, 3.0)
+    ] * 10
     for replica in replicas:
         assert replica.find("2/DDP_140").family == entered(40)
 
 
 def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    assert store.add_value(job, 0, 100, 1, 2.5, 1.0)
-    assert not store.add_value(job, 0, 100, 1, 9.0, 1.0)
-    assert store.observations(job, 0) == [(0, Observation(100, (None, 2.5)))]
+    store.trials.advance(job, FIRST)
+    assert store.observations.add_value(job, 0, 100, 1, 2.5, 1.0)
+    assert not store.observations.add_value(job, 0, 100, 1, 9.0, 1.0)
+    assert store.observations.of(job, 0) == [(0, Observation(100, (None, 2.5)))]
 
 
 def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
-    store.create_job("bagua", make_spec(world_size=1, ranks_per_node=[1]), at=1.0, protocol="v1")
+    store.jobs.create("bagua", make_spec(world_size=1, ranks_per_node=[1]), at=1.0, protocol="v1")
     for count in (3, 2):
-        store.widen("bagua", count)
-    job = store.job("bagua")
+        store.jobs.widen("bagua", count)
+    job = store.jobs.get("bagua")
     assert (job.world_size, job.ranks_per_node) == (3, (3,))
 
 
@@ -81,11 +83,11 @@ def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> N
     storage.register("2/DDP_141", "family", entered(99))
     assert storage.find("2/DDP_141").key == storage.find("2/DDP_140").key == "family"
     storage.change("2/DDP_141", one_later)
-    store.extend_order("family", ["b", "a"])
-    store.extend_order("family", ["a", "c", "b"])
+    store.families.extend_order("family", ["b", "a"])
+    store.families.extend_order("family", ["a", "c", "b"])
     known = storage.change("2/DDP_140", one_later).before
     assert (known.family, known.order) == (entered(1), ["b", "a", "c"])
-    store.extend_order("other", ["a"])  # of which nothing is left
+    store.families.extend_order("other", ["a"])  # of which nothing is left
 
 
 def test_a_change_is_made_of_what_another_replica_stored(store: Store) -> None:
@@ -114,7 +116,7 @@ def test_a_family_that_was_deleted_is_not_registered_for_any_replica(store: Stor
     first, second = Storage(store), Storage(store)
     first.register("2/net", "family", NEW)
     second.change("2/net", one_later)
-    store.forget_families()
+    store.families.forget()
     for replica in (first, second):
         with pytest.raises(NotRegistered):
             replica.change("2/net", one_later)
@@ -125,23 +127,23 @@ def test_a_change_tells_what_is_stored_of_the_job(store: Store) -> None:
     storage = Storage(store)
     storage.register("2/net", "family", NEW)
     assert storage.change("2/net", one_later).job == (None, None, None)
-    store.create_job(job_id, make_spec(), at=5.0, protocol="v1", data={"family": "family"})
-    store.touch(job_id, 7.0)
+    store.jobs.create(job_id, make_spec(), at=5.0, protocol="v1", data={"family": "family"})
+    store.jobs.touch(job_id, 7.0)
     assert storage.change("2/net", one_later).job == (5.0, 0, 7.0)
 
 
 def test_only_families_of_jobs_still_tuned_and_heard_of_are_listed(store: Store) -> None:
     for number in range(3):
         data = {"family": f"f{number}"}
-        store.create_job(f"j{number}", make_spec(), at=number, protocol="v1", data=data)
-    store.end_job("j2", 3.0)
-    store.create_job("other", make_spec(), at=2.0)
-    assert store.families_being_tuned(0.5) == {"f1": "j1"}
+        store.jobs.create(f"j{number}", make_spec(), at=number, protocol="v1", data=data)
+    store.jobs.end("j2", 3.0)
+    store.jobs.create("other", make_spec(), at=2.0)
+    assert store.families.being_tuned(0.5) == {"f1": "j1"}
 
 
 def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> None:
-    store.create_job("j", make_spec(), at=1.0, protocol="v1", data={"family": "kept"})
-    store.create_job("old", make_spec(), at=0.0, protocol="v1", data={"family": "orphan"})
+    store.jobs.create("j", make_spec(), at=1.0, protocol="v1", data={"family": "kept"})
+    store.jobs.create("old", make_spec(), at=0.0, protocol="v1", data={"family": "orphan"})
     for key in ("kept", "orphan"):
         Storage(store).register(f"{key}_140", key, NEW)
     assert [pruned.id for pruned in retention.prune(store, 1.0)] == ["old"]
@@ -150,9 +152,9 @@ def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> N
 
 
 def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    before = store.job(job).revision
-    assert store.add_value(job, 0, 1, 0, 2.5, 9.0)
-    assert store.job(job).revision == before + 1
-    store.widen(job, 7)
-    assert store.job(job).revision == before + 2
+    store.trials.advance(job, FIRST)
+    before = store.jobs.get(job).revision
+    assert store.observations.add_value(job, 0, 1, 0, 2.5, 9.0)
+    assert store.jobs.get(job).revision == before + 1
+    store.jobs.widen(job, 7)
+    assert store.jobs.get(job).revision == before + 2

@@ -158,9 +158,9 @@ def test_spans_that_come_between_two_ranks_do_not_part_them(store):
     b.ask(200)
     assert a.running == b.running
     (job,) = stored_jobs(store)
-    assert store.trials(job.id)[0].state == "proposed"
+    assert store.trials.of(job.id)[0].state == "proposed"
     cycle(workers, 300)
-    assert store.trials(job.id)[0].state == "running", "the switch was at 200"
+    assert store.trials.of(job.id)[0].state == "running", "the switch was at 200"
 
 
 def test_spans_and_another_rank_that_come_during_an_ask_do_not_part_them(store, monkeypatch):
@@ -194,7 +194,7 @@ def test_reports_that_come_late_count_for_the_trial_they_measured(store):
     a.report(700)
     a.ask(700)
     (job,) = stored_jobs(store)
-    closed = store.trials(job.id)[1]
+    closed = store.trials.of(job.id)[1]
     assert closed.state == "measured"
     assert closed.estimate is not None
     # Rank 1 was 10 % slower before, so it is expected to be so again; then its report arrives.
@@ -205,9 +205,9 @@ def test_reports_that_come_late_count_for_the_trial_they_measured(store):
     for worker in workers:
         worker.speed = lambda rank, wire: 8.5
     cycle(workers, 800)
-    values = [o.values for index, o in store.observations(job.id) if index == 1]
+    values = [o.values for index, o in store.observations.of(job.id) if index == 1]
     assert values == [(10.0, 9.0), (10.0, 7.0), (8.5, 8.5)]
-    late = store.trials(job.id)[1].estimate
+    late = store.trials.of(job.id)[1].estimate
     assert late is not None
     assert late.center == -8.5
 
@@ -230,10 +230,10 @@ def test_nobody_waits_for_a_decision_and_what_is_run_meanwhile_counts(store):
     workers[1].ask(700)
     assert [worker.running for worker in workers] == [baseline] * 2
     (job,) = stored_jobs(store)
-    assert store.trials(job.id)[0].estimate.count == 2
+    assert store.trials.of(job.id)[0].estimate.count == 2
     cycle(workers, 800)
     assert workers[0].running != baseline
-    assert store.trials(job.id)[0].estimate.count == 6
+    assert store.trials.of(job.id)[0].estimate.count == 6
 
 
 def test_a_decision_lost_with_the_service_is_made_again(store):
@@ -249,7 +249,7 @@ def test_a_decision_lost_with_the_service_is_made_again(store):
     for iteration in (500, 600):
         cycle(workers, iteration)
     (job,) = stored_jobs(store)
-    assert [trial.state for trial in store.trials(job.id)] == ["measured", "proposed"]
+    assert [trial.state for trial in store.trials.of(job.id)] == ["measured", "proposed"]
 
 
 def test_ranks_that_never_meet_are_told_of_once(store, caplog):
@@ -261,7 +261,7 @@ def test_ranks_that_never_meet_are_told_of_once(store, caplog):
         cycle(workers, iteration)
     (warning,) = caplog.messages
     assert "rank 2 has not reported" in warning
-    assert store.observations(stored_jobs(store)[0].id) == []
+    assert store.observations.of(stored_jobs(store)[0].id) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -288,14 +288,14 @@ def test_reports_of_unknown_hyperparameters_are_ignored(store):
     service.register("net", TENSORS)
     service.report("net", 0, 100, to_configuration(12345, True), 1.0)
     (job,) = stored_jobs(store)
-    assert store.observations(job.id) == []
+    assert store.observations.of(job.id) == []
 
 
 def test_spans_reach_every_job_still_tuned_however_many_others_there_are(store):
     service = tuning(store, world_size=1)
     service.register("net", TENSORS)
     for number in range(110):
-        store.create_job(f"other{number}", make_spec(), at=2_000_000.0 + number)
+        store.jobs.create(f"other{number}", make_spec(), at=2_000_000.0 + number)
         service.register(f"model{number}", [tensor("x", 1, "f32")])
     service.order(["layer4.weight", "layer3.weight"])
     worker = Worker(service, "net", 0, peaked)

@@ -93,7 +93,7 @@ def _offer_downloads(api: Blueprint, overviews: views.Overviews) -> None:
 
     @api.get("/jobs/<job_id>/trials.csv")
     def get_trials_csv(job_id: str) -> Response:
-        job = store.job(job_id)
+        job = store.jobs.get(job_id)
         text = trials_csv(job.space, views.every_trial(store, job_id))
         return download(text, "text/csv; charset=utf-8", job.name, "-trials.csv")
 

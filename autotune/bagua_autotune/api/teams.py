@@ -52,7 +52,7 @@ def install(app: Flask, store: Store) -> None:
         # A new job is nobody's yet; that of another team has other content, which is a conflict.
         if job_id is None or (rule, request.method) == (JOB, "PUT"):
             return
-        if store.job(job_id).team != team.name:
+        if store.jobs.get(job_id).team != team.name:
             raise UnknownJob(job_id)
 
 
@@ -65,10 +65,10 @@ def check_quota(store: Store, job_id: str) -> None:
     if team is None or team.most_jobs is None:
         return
     with suppress(UnknownJob):
-        known = store.job(job_id)
+        known = store.jobs.get(job_id)
         if known.ended_at is None and known.team == team.name:
             return  # it is counted already
-    if store.count_running(team.name) >= team.most_jobs:
+    if store.jobs.count_running().get(team.name, 0) >= team.most_jobs:
         raise TooManyRequests(
             f"The team {team.name} has as many jobs that have not ended as it may have "
             f"({team.most_jobs}): end or delete one, or ask whoever runs the service for more. "

@@ -113,7 +113,7 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
 
     @api.get("/jobs/<job_id>/copy")
     def get_copy(job_id: str) -> Response:
-        if tuner.store.job(job_id).protocol in RUNS:
+        if tuner.store.jobs.get(job_id).protocol in RUNS:
             raise OtherProtocol(OF_RUNS)
         return answer(copy_of(tuner.store, tuner.knowledge, job_id))
 

@@ -28,7 +28,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import StepCost, Steps
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_wire.configuration import Configuration
 
 logger = logging.getLogger(__name__)
@@ -182,13 +182,13 @@ class NextStep:
 
     def _steps(self, job: Job, trial: Trial) -> list[_Counted]:
         """The trial's steps that count, from the store."""
-        return self._counted(job, trial, self._store.step_costs(job.id, trial.index))
+        return self._counted(job, trial, self._store.observations.step_costs(job.id, trial.index))
 
     def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
         """The steps that count; none while the job is warming up."""
         costs = [(step.cost, step.complexity) for step in stored if step.cost is not None]
         if len(costs) < len(stored):  # of Bagua's protocol, which stores none
-            observed = self._store.observations(job.id, trial.index)
+            observed = self._store.observations.of(job.id, trial.index)
             costs = [(step_cost(job, trial, each), each.complexity) for _, each in observed]
         objective = OBJECTIVES[job.protocol]
         steps = [_Counted(cost, objective.seconds(cost) or 0.0, told) for cost, told in costs]
@@ -197,24 +197,24 @@ class NextStep:
             first = warmup_steps([step.seconds for step in steps], job.limits.warmup_seconds)
         return [] if first is None else steps[first:]
 
-    def after(self, round_: Round, closing: Trial | None) -> Step:
+    def after(self, round_: Round, closing: Trial | None) -> Move:
         """What follows when no trial is open any more.
 
         Args:
             round_: the latest, the closing trial as it will be.
         """
-        observed = self._store.observed_steps(round_.job.id)
+        observed = self._store.observations.steps(round_.job.id)
         round_ = with_ceiling(self._store, round_)
         decision = self._decide(round_, observed)
         at = self._clock()
-        step = Step(at)
+        step = Move(at)
         if closing:
-            step = Step(at, closing.index, closing.estimate, closing.failure)
+            step = Move(at, closing.index, closing.estimate, closing.failure)
         if isinstance(decision, Propose):
             index, what = round_.next_index, decision.configuration
             trial = Trial(index, decision.purpose, what, round=round_.number)
             return replace(step, next_trial=trial)
-        cost = bill(round_, observed, self._store.switch_seconds(round_.job.id))
+        cost = bill(round_, observed, self._store.events.switch_seconds(round_.job.id))
         return replace(step, result=make_result(round_, decision, cost, at))
 
     def ahead(self, round_: Round, running: Trial) -> Trial | None:
@@ -234,7 +234,7 @@ class NextStep:
         elif running.configuration in (job.baseline, round_.stored_best):
             return None
         round_ = with_ceiling(self._store, round_)
-        decision = self._decide(round_, self._store.observed_steps(job.id))
+        decision = self._decide(round_, self._store.observations.steps(job.id))
         if not isinstance(decision, Propose) or decision.purpose != running.purpose:
             return None
         following = decision.configuration
@@ -255,8 +255,8 @@ class NextStep:
         job = round_.job
         if round_.number == 0:
             return False
-        trials = [t for t in self._store.trials(job.id) if t.round < round_.number]
-        switched = self._store.switch_seconds(job.id)
+        trials = [t for t in self._store.trials.of(job.id) if t.round < round_.number]
+        switched = self._store.events.switch_seconds(job.id)
         spent = spent_steps(job, [*trials, *round_.trials], observed, switched)
         return spent >= allowed_steps(observed)
 

@@ -32,10 +32,9 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import Given
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.received import ReceivedTensor
-from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.lives import Place
-from bagua_autotune.store.rows import result_column
+from bagua_autotune.store.rows import estimate_columns, estimate_record, result_column
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from bagua_wire.messages import BEING_TUNED, JobPhase
@@ -136,10 +135,10 @@ class Copy(_Part):
 
 def copy_of(store: Store, knowledge: Knowledge, job_id: str) -> Copy:
     """What is known of the job and of those that it could go on with; or raises UnknownJob."""
-    job, tensors = store.job(job_id), tuple(store.tensors(job_id))
+    job, tensors = store.jobs.get(job_id), tuple(store.jobs.tensors(job_id))
     chosen = {(job.fingerprint, job.phase == "finished"): job}
-    for other in map(store.job, store.alike(job.name, _model_key(job, tensors), MOST_ALIKE)):
-        has_learned = other.result or any(trial.estimate for trial in store.trials(other.id))
+    for other in store.jobs.alike(job.name, _model_key(job, tensors), MOST_ALIKE):
+        has_learned = other.result or any(trial.estimate for trial in store.trials.of(other.id))
         if has_learned and other.id != job_id and len(chosen) < MOST_JOBS:
             chosen.setdefault((other.fingerprint, other.phase == "finished"), other)
     jobs = tuple(_copied(store, knowledge, each, len(tensors)) for each in chosen.values())
@@ -155,7 +154,7 @@ def adopt(store: Store, copy: Copy, now: float) -> int:
     ahead = max(0.0, max(job.last_contact_at for job in copy.jobs) - now)
     adopted = 0
     for spec, copied in reversed(list(zip(copy.specs(), copy.jobs, strict=True))):
-        is_new = store.adopt_job(
+        is_new = store.jobs.adopt(
             _job(spec, copied, ahead),
             spec,
             [_trial(index, trial) for index, trial in enumerate(copied.trials)],
@@ -164,7 +163,7 @@ def adopt(store: Store, copy: Copy, now: float) -> int:
             network_key=network_key(spec),
         )
         if is_new and copied.previous is not None:
-            store.enter(copied.id, Place(copied.previous, copied.first, copied.number))
+            store.lives.enter(copied.id, Place(copied.previous, copied.first, copied.number))
         adopted += is_new
     return adopted
 
@@ -191,8 +190,8 @@ def _spec(job: Job, tensors: tuple[Tensor, ...]) -> JobSpec:
 
 def _copied(store: Store, knowledge: Knowledge, job: Job, tensors: int) -> CopiedJob:
     ready, costs = knowledge.learned(job)
-    place = store.place_of(job.id)
-    spec = _spec(job, tuple(store.tensors(job.id))).model_dump(mode="json")
+    place = store.lives.place_of(job.id)
+    spec = _spec(job, tuple(store.jobs.tensors(job.id))).model_dump(mode="json")
     del spec["tensors"], spec["team"]  # it is brought to another service, with other teams
     return CopiedJob(
         id=job.id,
@@ -213,24 +212,19 @@ def _copied(store: Store, knowledge: Knowledge, job: Job, tensors: int) -> Copie
         previous=place.previous,
         first=place.first,
         number=place.number,
-        trials=tuple(map(_copied_trial, store.trials(job.id)[-MOST_TRIALS:])),
+        trials=tuple(map(_copied_trial, store.trials.of(job.id)[-MOST_TRIALS:])),
     )
 
 
 def _copied_trial(trial: Trial) -> CopiedTrial:
-    found = trial.estimate
-    error = found.standard_error if found and math.isfinite(found.standard_error) else None
     return CopiedTrial(
         purpose=trial.purpose,
         configuration=dict(trial.configuration),
         state=trial.state,
-        cost=found.center if found else None,
-        standard_error=error,
-        steps=found.count if found else 0,
-        outliers=found.outliers if found else 0,
         failure=trial.failure,
         round=trial.round,
         memory=trial.memory,
+        **estimate_columns(trial.estimate),
     )
 
 
@@ -290,10 +284,7 @@ def _job(spec: JobSpec, copied: CopiedJob, ahead_seconds: float) -> Job:
 
 
 def _trial(index: int, copied: CopiedTrial) -> Trial:
-    found: Estimate | None = None
-    if copied.cost is not None:
-        error = math.inf if copied.standard_error is None else copied.standard_error
-        found = Estimate(copied.cost, error, copied.steps, copied.outliers)
+    found = estimate_record(copied.cost, copied.standard_error, copied.steps, copied.outliers)
     configuration = Configuration(copied.configuration)
     return Trial(
         index, copied.purpose, configuration, copied.state, found, copied.failure,

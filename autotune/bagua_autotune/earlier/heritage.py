@@ -56,8 +56,8 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     if spec.fresh:
         return _begun_with(spec)
     own = model_key(spec) if spec.team else None  # a fingerprint is the same in all teams
-    same = store.latest_job(fingerprint=spec.fingerprint, model_key=own, finished=True)
-    alike = [store.job(each) for each in store.alike(spec.name, model_key(spec), MOST_ALIKE)]
+    same = store.jobs.latest(fingerprint=spec.fingerprint, model_key=own, finished=True)
+    alike = store.jobs.alike(spec.name, model_key(spec), MOST_ALIKE)
     previous = next((job for job in alike if job.fingerprint == spec.fingerprint), None)
     previous = previous or next(iter(alike), None)
     by_likeness = sorted(alike, key=lambda job: _unlikeness(job, spec))
@@ -72,7 +72,7 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         gain = math.log(max(same.result.speedup, 1.0))
         sources.insert(0, same)
     if previous:
-        earlier = left_by(Round.of(previous, store.trials(previous.id)), spec)
+        earlier = left_by(Round.of(previous, store.trials.of(previous.id)), spec)
         if gain is None:
             configuration, begun = _begins_with(by_likeness, spec, store)
             sources.insert(0, begun)
@@ -114,7 +114,7 @@ def _ready_seconds(
     spec: JobSpec, store: Store, knowledge: Knowledge, alike: Sequence[Job]
 ) -> tuple[tuple[float, ...] | None, Job | None]:
     """When the model's gradients are ready, and the job that says so."""
-    profiled = store.latest_job(model_key=model_key(spec), profiled=True)
+    profiled = store.jobs.latest(model_key=model_key(spec), profiled=True)
     for job in [profiled, *alike] if profiled else alike:
         ready, _ = knowledge.learned(job)
         if ready is not None and len(ready) == len(spec.tensors):
@@ -126,7 +126,7 @@ def _costs(
     spec: JobSpec, store: Store, knowledge: Knowledge, by_likeness: Sequence[Job]
 ) -> tuple[Costs, Job | None]:
     """What the network's collectives cost, and the job that says so."""
-    profiled = store.latest_job(network_key=network_key(spec), profiled=True)
+    profiled = store.jobs.latest(network_key=network_key(spec), profiled=True)
     model = knowledge.fit_whole(profiled) if profiled else None
     if model:
         return model.costs, profiled
@@ -146,7 +146,7 @@ def _begins_with(
         is_resized = job.ranks_per_node != spec.ranks_per_node
         if job.software != spec.software or (job.phase == "finished" and not is_resized):
             continue
-        found = best_configuration(Round.shown(job, store.trials(job.id)))
+        found = best_configuration(Round.shown(job, store.trials.of(job.id)))
         if found is not None and found != dict(spec.default_configuration) and fits(found, spec):
             return dict(found), job
     return None, None

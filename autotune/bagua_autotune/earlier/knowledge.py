@@ -108,7 +108,7 @@ class Knowledge:
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
         own = [trial for trial in round_.visited.undisturbed if trial.index != without]
-        profiled = _profiled_in(self._store.profiles(job.id), own)
+        profiled = _profiled_in(self._store.profiles.of(job.id), own)
         try:
             if is_sharded(profiled):
                 return ShardedModel(layouts, profiled)
@@ -123,7 +123,7 @@ class Knowledge:
     def _enumerate(
         self, job_id: str, _created_at: float
     ) -> tuple[tuple[Configuration, ...], Layouts]:
-        job, tensors = self._store.job(job_id), self._store.tensors(job_id)
+        job, tensors = self._store.jobs.get(job_id), self._store.jobs.tensors(job_id)
         return enumerate_candidates(job.space, job.baseline, tensors), Layouts(tensors)
 
     def _find_known(self, job_id: str, created_at: float, number: int) -> Known:
@@ -131,16 +131,16 @@ class Knowledge:
         model = self._fit_before(job_id, created_at, number)
         if model:
             return tuple(model.ready_seconds), model.costs
-        return _inherited(self._store.job(job_id))
+        return _inherited(self._store.jobs.get(job_id))
 
     def _find_learned(self, job_id: str, _created_at: float, _revision: int) -> Known:
-        job = self._store.job(job_id)
+        job = self._store.jobs.get(job_id)
         model = self.fit_whole(job)
         return (tuple(model.ready_seconds), model.costs) if model else _inherited(job)
 
     def _fit_before(self, job_id: str, created_at: float, number: int) -> CostModel | None:
         """The cost model of the latest profiled round before this one."""
-        trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
+        trials, profiles = self._store.trials.of(job_id), self._store.profiles.of(job_id)
         if not profiles:
             return None
         _, layouts = self._fixed(job_id, created_at)

@@ -15,8 +15,8 @@ MOST_LOOKED_AT = 20
 def goes_on_with(store: Store, job: Job, model_key: str) -> str | None:
     """The earlier life of a job that was just registered; None: it is the first, or that is not
     known yet (see take_up)."""
-    earlier = [each for each in store.alike(job.name, model_key, MOST_LOOKED_AT) if each != job.id]
-    jobs = [each for each in map(store.job, earlier) if store.following(each.id) is None]
+    alike = store.jobs.alike(job.name, model_key, MOST_LOOKED_AT)
+    jobs = [j for j in alike if j.id != job.id and store.lives.following(j.id) is None]
     for each in jobs:
         if job.run is not None and each.run == job.run:
             return each.id
@@ -28,18 +28,19 @@ def goes_on_with(store: Store, job: Job, model_key: str) -> str | None:
 def take_up(store: Store, lost: str) -> None:
     """A job that is lost by now may have been started again meanwhile, without a word of its
     end."""
-    following = store.begun_since_silence(lost)
-    if following is None or store.job(following).fresh or store.following(lost) is not None:
+    following = store.lives.begun_since_silence(lost)
+    if following is None or store.lives.following(lost) is not None:
         return
-    store.continue_job(lost, following)
+    if not store.jobs.get(following).fresh:
+        store.lives.join(lost, following)
 
 
 def let_go(store: Store, job: Job) -> None:
     """A job that was taken for lost runs: what was taken for its next life is another training,
     unless the launcher says otherwise."""
-    following = store.following(job.id)
-    if following is not None and (job.run is None or store.job(following).run != job.run):
-        store.part(job.id)
+    following = store.lives.following(job.id)
+    if following is not None and (job.run is None or store.jobs.get(following).run != job.run):
+        store.lives.part(job.id)
 
 
 def was_cut_short(job: Job) -> bool:

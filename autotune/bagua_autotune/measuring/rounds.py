@@ -193,7 +193,7 @@ def with_ceiling(store: Store, round_: Round) -> Round:
     job, default = round_.job, round_.defaults.trial
     if default is None:
         return round_
-    steps = store.latest_observations(job.id, default.index, LATEST_STEPS)
+    steps = store.observations.latest(job.id, default.index, LATEST_STEPS)
     return replace(round_, ceiling=ceiling(job, steps))
 
 

@@ -9,15 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from sqlalchemy import text
 
 from bagua_autotune.model.team import Team
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import is_in_memory
+from bagua_autotune.store.engine.postgresql import SIZE
 
 # Of jobs without a team that is in the file of teams: names of others must not become labels.
 NOBODY = "none"
-SIZE = text("SELECT pg_database_size(current_database())")
 
 
 def families(store: Store, teams: Sequence[Team]) -> list[Metric]:
@@ -36,15 +35,15 @@ def families(store: Store, teams: Sequence[Team]) -> list[Metric]:
         labels=["team"],
     )
     if not store.database.is_sqlite:
-        with store.database.reading() as session:
-            size.add_metric([], float(session.scalar(SIZE) or 0))
+        ((used,),) = store.database.read(SIZE)
+        size.add_metric([], float(used))
     elif not is_in_memory(store.database.url):
         file = Path(str(store.database.url.database)).resolve()
         size.add_metric([], sum(_bytes(each) for each in file.parent.glob(f"{file.name}*")))
         with suppress(OSError):
             free.add_metric([], shutil.disk_usage(file.parent).free)
     counts = Counter({NOBODY: 0} | {team.name: 0 for team in teams})
-    for name, count in store.count_running_by_team().items():
+    for name, count in store.jobs.count_running().items():
         counts[name if name and name in counts else NOBODY] += count
     for name, count in counts.items():
         running.add_metric([name], count)

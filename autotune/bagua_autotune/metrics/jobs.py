@@ -110,7 +110,7 @@ class Jobs:
     def _shown(self) -> list[Contact]:
         now = self._clock()
         found: dict[str, Contact] = {}
-        for contact in self._store.contacts_since(now - TUNED_SECONDS, now - ENDED_SECONDS):
+        for contact in self._store.jobs.contacts_since(now - TUNED_SECONDS, now - ENDED_SECONDS):
             if is_shown(contact, now):
                 other = found.get(contact.name)
                 found[contact.name] = preferred(contact, other, now) if other else contact

@@ -3,16 +3,25 @@ ranks use for them. What is known of a family is the protocol's own; here it is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, exists, select, text, update
+from sqlalchemy import JSON, Dialect, TypeDecorator, bindparam, delete, exists, select, update
+from sqlalchemy.dialects.postgresql import insert  # its ON CONFLICT is SQLite's, too
 
-from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.database import Database
 from bagua_autotune.store.engine.tables import AliasRow, FamilyRow, JobRow
-from bagua_autotune.store.rows import as_text
+from bagua_autotune.store.rows import OF_ID, add_new, as_text
 from bagua_wire.messages import BEING_TUNED
+
+
+class JsonText(TypeDecorator[str]):
+    """JSON that is given as text."""
+
+    impl, cache_ok = JSON, True
+
+    def bind_processor(self, dialect: Dialect) -> None:
+        return None
 
 
 class StoredFamily(NamedTuple):
@@ -32,48 +41,45 @@ class Heard(NamedTuple):
     last_contact_at: float | None
 
 
-ADD = text(
-    "INSERT INTO families (key, data, ready_order) VALUES (:key, :data, '[]') "
-    "ON CONFLICT DO NOTHING"
-)
-NAME = text(
-    "INSERT INTO aliases (alias, family) VALUES (:alias, :key) "
-    "ON CONFLICT (alias) DO UPDATE SET family = excluded.family"
+NAMING = insert(AliasRow).values(alias=bindparam("alias"), family=bindparam("family"))
+NAME = NAMING.on_conflict_do_update(
+    index_elements=["alias"], set_={"family": NAMING.excluded.family}
 )
 FAMILY = FamilyRow.key, FamilyRow.revision, as_text(FamilyRow.data), as_text(FamilyRow.ready_order)
-BY_ALIAS = Statement(select(*FAMILY).join(AliasRow).where(AliasRow.alias == bindparam("alias")))
+BY_ALIAS = select(*FAMILY).join(AliasRow).where(AliasRow.alias == bindparam("alias"))
 NAMED = exists().where(AliasRow.alias == bindparam("alias"), AliasRow.family == FamilyRow.key)
-OF_JOB = JobRow.id == bindparam("job_id")
-REPLACE = Statement(
+REPLACE = (
     update(FamilyRow)
     .where(FamilyRow.key == bindparam("of_key"), FamilyRow.revision == bindparam("known"), NAMED)
-    .values(data=bindparam("content", type_=FamilyRow.data.type), revision=FamilyRow.revision + 1)
+    .values(data=bindparam("content", type_=JsonText), revision=FamilyRow.revision + 1)
     .returning(
         *(
-            select(getattr(JobRow, name)).where(OF_JOB).scalar_subquery().label(f"job_{name}")
+            select(getattr(JobRow, name)).where(OF_ID).scalar_subquery().label(f"job_{name}")
             for name in Heard._fields
         )
     )
 )
+OF_BAGUA, FAMILY_OF_JOB = JobRow.protocol == "v1", JobRow.data["family"].as_string()
+TUNED = select(FAMILY_OF_JOB, JobRow.id).where(OF_BAGUA, JobRow.phase.in_(BEING_TUNED))
+FORGET = delete(FamilyRow).where(FamilyRow.key.not_in(select(FAMILY_OF_JOB).where(OF_BAGUA)))
 
 
-class Families:
-    """The part of the store that keeps families."""
+class StoredFamilies:
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    database: Database
-
-    def add_family(self, alias: str, key: str, content: Any) -> None:
+    def add(self, alias: str, key: str, content: Any) -> None:
         """Bind the alias to the family of this key, which is created if there is none."""
-        with self.database.writing() as session:
-            session.execute(ADD, {"key": key, "data": json.dumps(content)})
-            session.execute(NAME, {"alias": alias, "key": key})
+        with self._database.writing() as run:
+            add_new(run, FamilyRow, key=key, data=content, ready_order=[])
+            run(NAME, alias=alias, family=key)
 
-    def family_of(self, alias: str) -> StoredFamily | None:
+    def named(self, alias: str) -> StoredFamily | None:
         """The family that the alias means."""
-        found = self.database.ask(BY_ALIAS, alias=alias)
+        found = self._database.read(BY_ALIAS, alias=alias)
         return StoredFamily(*found[0]) if found else None
 
-    def replace_family(
+    def replace(
         self, alias: str, key: str, revision: int, content: str, job_id: str
     ) -> Heard | None:
         """Replace what is known of a family, whose revision rises by one, if it still has this
@@ -82,34 +88,26 @@ class Families:
         Returns:
             What is stored of the job; None, with nothing changed, if something else came first.
         """
-        found = self.database.tell(
+        found = self._database.write(
             REPLACE, alias=alias, of_key=key, known=revision, content=content, job_id=job_id
         )
         return Heard(*found[0]) if found else None
 
     def extend_order(self, key: str, names: Sequence[str]) -> None:
         """Append the names that a family's ready order does not hold yet."""
-        query = select(FamilyRow).where(FamilyRow.key == key).with_for_update()
-        with self.database.writing() as session:
-            row = session.scalar(query)
-            if row is None:  # deleted meanwhile
-                return
-            order = list(dict.fromkeys([*row.ready_order, *names]))
-            if len(order) > len(row.ready_order):
-                row.ready_order, row.revision = order, row.revision + 1
+        is_it = FamilyRow.key == key
+        with self._database.writing() as run:
+            found = run(select(FamilyRow.ready_order).where(is_it).with_for_update())
+            for (before,) in found:  # none, if it was deleted meanwhile
+                order = list(dict.fromkeys([*before, *names]))
+                if len(order) > len(before):
+                    later = update(FamilyRow).where(is_it).values(ready_order=order)
+                    run(later.values(revision=FamilyRow.revision + 1))
 
-    def families_being_tuned(self, since: float) -> dict[str, str]:
+    def being_tuned(self, since: float) -> dict[str, str]:
         """Return by family one of its jobs that is being tuned and has reported since then."""
-        query = select(JobRow.data["family"].as_string(), JobRow.id).where(
-            JobRow.protocol == "v1",
-            JobRow.phase.in_(BEING_TUNED),
-            JobRow.last_contact_at >= since,
-        )
-        with self.database.reading() as session:
-            return {row[0]: row[1] for row in session.execute(query)}
+        return dict(self._database.read(TUNED.where(JobRow.last_contact_at >= since)))
 
-    def forget_families(self) -> None:
+    def forget(self) -> None:
         """Delete the families of which no job is left, with their names."""
-        left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
-        with self.database.writing() as session:
-            session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
+        self._database.write(FORGET)

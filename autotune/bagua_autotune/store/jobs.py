@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, bindparam, case, func, null, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import ColumnElement, Select, bindparam, case, func, null, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import (
     CUT_SHORT,
@@ -21,7 +22,7 @@ from bagua_autotune.model.job import (
     Trial,
 )
 from bagua_autotune.store import rows
-from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.database import Database
 from bagua_autotune.store.engine.tables import (
     ClaimRow,
     EventRow,
@@ -31,7 +32,7 @@ from bagua_autotune.store.engine.tables import (
     TrialRow,
 )
 from bagua_autotune.store.errors import JobConflict, UnknownJob
-from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked, the_row
+from bagua_autotune.store.rows import OF_ID, change_job, locked, the_row
 from bagua_wire.cutting import Tensor
 from bagua_wire.messages import BEING_TUNED, JobPhase
 
@@ -41,13 +42,12 @@ logger = logging.getLogger(__name__)
 TUNED_HERE: tuple[Api, ...] = ("v2",)
 # So many unreadable jobs in a row do not hide an older one.
 MOST_UNREADABLE = 9
-# Statements that are used often are built once.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
-OF_ID = JobRow.id == bindparam("job_id")
-JOB = Statement(select(*rows.JOB_COLUMNS).where(OF_ID))
-TOUCH = Statement(
-    update(JobRow).where(OF_ID).values(last_contact_at=bindparam("at")).returning(JobRow.id)
-)
+JOB = select(*rows.JOB_COLUMNS).where(OF_ID)
+REGISTERED = select(JobRow.protocol, JobRow.spec, JobRow.tensors).where(OF_ID)
+TOUCH = update(JobRow).where(OF_ID).values(last_contact_at=bindparam("at")).returning(JobRow.id)
+
+TENSORS = select(JobRow.tensors).where(OF_ID)
 
 
 class Contact(NamedTuple):
@@ -70,12 +70,10 @@ class Contact(NamedTuple):
 
 CONTACT = tuple(getattr(JobRow, field) for field in Contact._fields)
 CLAIM = ClaimRow.job_id == JobRow.id
-CONTACT_AND_CLAIM = Statement(
-    select(*CONTACT, ClaimRow.until).outerjoin(ClaimRow, CLAIM).where(OF_ID)
-)
+CONTACT_AND_CLAIM = select(*CONTACT, ClaimRow.until).outerjoin(ClaimRow, CLAIM).where(OF_ID)
 TEAM = JobRow.spec["team"].as_string()
 # A store has many more jobs that ended than others: the database leaves them out.
-CONTACTS_SINCE = Statement(
+CONTACTS_SINCE = (
     select(*CONTACT)
     .where(
         JobRow.last_contact_at >= bindparam("at"),
@@ -85,17 +83,28 @@ CONTACTS_SINCE = Statement(
     )
     .order_by(*NEWEST_FIRST)
 )
+LISTED = {
+    "of_name": JobRow.name == bindparam("of_name"),
+    "of_team": bindparam("of_team") == TEAM,
+    "of_after": (JobRow.created_at < bindparam("at"))
+    | ((JobRow.created_at == bindparam("at")) & (JobRow.id > bindparam("of_after"))),
+}
 
 
-class Jobs:
-    """The part of the store that keeps jobs.
+@lru_cache
+def _listed(*names: str) -> Select[Any]:
+    is_continued = select(LifeRow.job_id).where(LifeRow.previous == JobRow.id).exists()
+    query = select(*CONTACT).where(~is_continued, *(LISTED[name] for name in names))
+    return query.order_by(*NEWEST_FIRST).limit(bindparam("most"))
 
-    Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
-    """
 
-    database: Database
+class StoredJobs:
+    """Every method that takes a ``job_id`` raises UnknownJob if there is no such job."""
 
-    def create_job(
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(
         self,
         job_id: str,
         spec: JobSpec,
@@ -119,7 +128,9 @@ class Jobs:
         Raises:
             JobConflict: another job is registered under this id.
         """
-        row = JobRow(
+        is_new = self._add(
+            spec,
+            [first] if first else [],
             id=job_id,
             name=spec.name,
             protocol=protocol,
@@ -131,15 +142,13 @@ class Jobs:
             network_key=network_key,
             inherited=rows.as_column(inherited),
         )
-        if self._add(row, spec, [first] if first else []):
-            return True
-        with self.database.reading() as session:
-            known = job_row(session, job_id)
+        if not is_new:
+            known = the_row(self._database.read(REGISTERED, job_id=job_id), job_id)
             if (known.protocol, rows.job_spec(known)) != (protocol, spec):
                 raise JobConflict(f"job {job_id!r} is already registered with other content")
-        return False
+        return is_new
 
-    def adopt_job(
+    def adopt(
         self,
         job: Job,
         spec: JobSpec,
@@ -151,7 +160,10 @@ class Jobs:
     ) -> bool:
         """Store a copy of another store's job as it is, without its steps. False, with nothing
         changed, if it is known."""
-        row = JobRow(
+        return self._add(
+            spec,
+            trials,
+            event,
             data={},
             result=rows.result_column(job.result) if job.result else None,
             inherited=rows.as_column(job.inherited),
@@ -159,28 +171,24 @@ class Jobs:
             network_key=network_key,
             **{name: getattr(job, name) for name in rows.JOB_FIELDS},
         )
-        return self._add(row, spec, trials, event)
 
-    def _add(self, row: JobRow, spec: JobSpec, trials: Iterable[Trial], *events: Event) -> bool:
+    def _add(
+        self, spec: JobSpec, trials: Iterable[Trial], *events: Event, id: str, **columns: Any
+    ) -> bool:
         """Add a job; False, with nothing changed, if there is one of this id."""
-        row.spec, row.tensors = rows.spec_columns(spec)
-        row.fingerprint = spec.fingerprint
-        try:
-            with self.database.writing() as session:
-                if session.get(JobRow, row.id) is not None:
-                    return False
-                session.add(row)
-                session.flush()  # before the rows that refer to it
-                session.add_all(rows.new_trial_row(row.id, trial) for trial in trials)
-                session.add_all(EventRow(job_id=row.id, **vars(event)) for event in events)
-        except IntegrityError:  # another replica stored it at the same moment
-            return False
+        with self._database.writing() as run:
+            if not rows.add_new(run, JobRow, id=id, **columns, **rows.spec_columns(spec)):
+                return False
+            for trial in trials:
+                rows.add_trial(run, id, trial)
+            for event in events:
+                rows.add(run, EventRow, job_id=id, **vars(event))
         return True
 
-    def job(self, job_id: str) -> Job:
-        return rows.job_record(the_row(self.database.ask(JOB, job_id=job_id), job_id))
+    def get(self, job_id: str) -> Job:
+        return rows.job_record(the_row(self._database.read(JOB, job_id=job_id), job_id))
 
-    def latest_job(
+    def latest(
         self,
         *,
         finished: bool = False,
@@ -202,14 +210,19 @@ class Jobs:
             profiles = select(ProfileRow.id).join(TrialRow).where(TrialRow.job_id == JobRow.id)
             query = query.where(profiles.exists())
         query = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
-        with self.database.reading() as session:
-            return next(read_each(session.execute(query), rows.job_record), None)
+        return next(read_each(self._database.read(query), rows.job_record), None)
+
+    def alike(self, name: str, model_key: str, limit: int) -> list[Job]:
+        """The jobs of /api/v2 of that name and model, newest first."""
+        query = select(*rows.JOB_COLUMNS).where(
+            JobRow.protocol == "v2", JobRow.name == name, JobRow.model_key == model_key
+        )
+        found = self._database.read(query.order_by(*NEWEST_FIRST).limit(limit))
+        return list(read_each(found, rows.job_record))
 
     def tensors(self, job_id: str) -> list[Tensor]:
-        with self.database.reading() as session:
-            check_job(session, job_id)
-            stored = session.scalar(select(JobRow.tensors).where(JobRow.id == job_id))
-            return [Tensor(**tensor) for tensor in stored or ()]
+        (stored,) = the_row(self._database.read(TENSORS, job_id=job_id), job_id)
+        return [Tensor(**tensor) for tensor in stored]
 
     def contact(self, job_id: str) -> Contact:
         """Return enough to see whether the job has changed, without reading all of it."""
@@ -217,7 +230,7 @@ class Jobs:
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
         """The job's contact, and until when a replica has claimed it (see claims), in one query."""
-        *contact, until = the_row(self.database.ask(CONTACT_AND_CLAIM, job_id=job_id), job_id)
+        *contact, until = the_row(self._database.read(CONTACT_AND_CLAIM, job_id=job_id), job_id)
         return Contact._make(contact), until
 
     def contacts(
@@ -233,18 +246,11 @@ class Jobs:
         Raises:
             UnknownJob: there is no job ``after``.
         """
-        is_continued = select(LifeRow.job_id).where(LifeRow.previous == JobRow.id).exists()
-        query = select(*CONTACT).where(~is_continued).order_by(*NEWEST_FIRST).limit(limit)
-        if name is not None:
-            query = query.where(JobRow.name == name)
-        if team is not None:
-            query = query.where(team == TEAM)
-        with self.database.reading() as session:
-            if after is not None:
-                created_at = job_row(session, after).created_at
-                is_later = (JobRow.created_at == created_at) & (JobRow.id > after)
-                query = query.where((JobRow.created_at < created_at) | is_later)
-            return [Contact._make(row) for row in session.connection().execute(query)]
+        wanted = {"name": name, "team": team, "after": after}
+        given = {f"of_{key}": value for key, value in wanted.items() if value is not None}
+        at = self.contact(after).created_at if after is not None else None
+        found = self._database.read(_listed(*given), **given, at=at, most=limit)
+        return [Contact._make(row) for row in found]
 
     def contacts_since(self, at: float, ended_at: float) -> list[Contact]:
         """The jobs that have reported since then, newest first.
@@ -252,50 +258,45 @@ class Jobs:
         Args:
             ended_at: of jobs that told of their end, only those that have reported since this.
         """
-        found = self.database.ask(CONTACTS_SINCE, at=at, ended_at=ended_at)
+        found = self._database.read(CONTACTS_SINCE, at=at, ended_at=ended_at)
         return [Contact._make(row) for row in found]
 
-    def count_running(self, team: str) -> int:
-        """How many of the team's jobs have not ended, nor been taken for lost."""
-        query = select(func.count()).where(JobRow.ended_at.is_(None), team == TEAM)
-        with self.database.reading() as session:
-            return session.scalar(query) or 0
-
-    def count_running_by_team(self) -> dict[str | None, int]:
-        """The same of all teams, and of no team (None)."""
+    def count_running(self) -> dict[str | None, int]:
+        """How many jobs have not ended, nor been taken for lost: by team, and of no team (None)."""
         columns = TEAM.label("team"), func.count()
         query = select(*columns).where(JobRow.ended_at.is_(None)).group_by("team")
-        with self.database.reading() as session:
-            return {row[0]: row[1] for row in session.execute(query)}
+        return dict(self._database.read(query))
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
-        the_row(self.database.tell(TOUCH, job_id=job_id, at=at), job_id)
+        the_row(self._database.write(TOUCH, job_id=job_id, at=at), job_id)
 
     def count_saved(self, job_id: str, saved: Saved, at: float) -> bool:
         """Add to what the job's speed-up has saved, once: False, with nothing changed but the last
         contact, if a step as late as this is counted already."""
-        with locked(self.database, job_id) as (_, row):
-            row.last_contact_at = at
-            before = Saved(**row.data.get(rows.SAVED, {}))
-            if saved.step <= before.step:
-                return False
-            sum_seconds = before.seconds + saved.seconds
-            row.data = {**row.data, rows.SAVED: {"step": saved.step, "seconds": sum_seconds}}
-            return True
+        with locked(self._database, job_id) as (run, job):
+            changes: dict[str, Any] = {"last_contact_at": at}
+            is_later = saved.step > job.saved.step
+            if is_later:
+                sum_seconds = job.saved.seconds + saved.seconds
+                told = {"step": saved.step, "seconds": sum_seconds}
+                changes["data"] = {**job.data, rows.SAVED: told}
+            change_job(run, job_id, **changes)
+            return is_later
 
     def widen(self, job_id: str, ranks: int) -> None:
         """Note that the job has at least so many ranks, of one node."""
-        with locked(self.database, job_id) as (_, row):
-            if row.spec["world_size"] < ranks:
-                row.spec = {**row.spec, "world_size": ranks, "ranks_per_node": [ranks]}
+        with locked(self._database, job_id) as (run, job):
+            if job.world_size < ranks:
+                ((_, spec, _),) = run(REGISTERED, job_id=job_id)
+                wide = {**spec, "world_size": ranks, "ranks_per_node": [ranks]}
+                change_job(run, job_id, spec=wide)
 
-    def end_job(self, job_id: str, at: float) -> None:
+    def end(self, job_id: str, at: float) -> None:
         """Note that the training ended; a job that was being tuned gets no further result."""
-        with locked(self.database, job_id) as (_, row):
-            row.ended_at = at
-            if row.phase != "finished":
-                row.phase = "ended"
+        with locked(self._database, job_id) as (run, job):
+            phase = job.phase if job.phase == "finished" else "ended"
+            change_job(run, job_id, ended_at=at, phase=phase)
 
     def lose_silent(
         self, protocol: Api, before: float, event: Event, *, also_finished: bool = False
@@ -320,28 +321,29 @@ class Jobs:
         return self._end("ended", event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
 
     def _end(self, phase: JobPhase, event: Event, *which: ColumnElement[bool]) -> list[str]:
-        with self.database.reading() as session:  # there is rarely one, and writers take turns
-            if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
-                return []
+        # There is rarely one, and writers take turns.
+        if not self._database.read(select(JobRow.id).where(*which).limit(1)):
+            return []
         after = case((JobRow.phase == "finished", JobRow.phase), else_=phase)
         changes = {"phase": after, "ended_at": event.at, "revision": JobRow.revision + 1}
-        statement = update(JobRow).where(*which).values(changes).returning(JobRow.id)
-        with self.database.writing() as session:
-            ended = list(session.scalars(statement))
-            session.add_all(EventRow(job_id=job_id, **vars(event)) for job_id in ended)
-        return ended
+        with self._database.writing() as run:
+            found = run(update(JobRow).where(*which).values(changes).returning(JobRow.id))
+            for (job_id,) in found:
+                rows.add(run, EventRow, job_id=job_id, **vars(event))
+        return [job_id for (job_id,) in found]
 
-    def resume_job(self, job_id: str, at: float) -> None:
+    def resume(self, job_id: str, at: float) -> None:
         """Note that the training goes on after an end, from the trial where it was."""
-        with locked(self.database, job_id) as (session, row):
-            if row.ended_at is not None:
-                absences = [*row.data.get(rows.ABSENCES, ()), [row.last_contact_at, at]]
-                row.data = {**row.data, rows.ABSENCES: absences[-rows.MOST_ABSENCES :]}
-            row.ended_at, row.last_contact_at = None, at
-            if row.phase in CUT_SHORT:
-                last = last_trial_row(session, job_id)
-                is_confirming = last and (last.round, last.purpose) == (row.round, "confirm")
-                row.phase = "confirming" if is_confirming else "tuning"
+        with locked(self._database, job_id) as (run, job):
+            changes: dict[str, Any] = {"ended_at": None, "last_contact_at": at}
+            if job.ended_at is not None:
+                absences = [*job.absences, (job.last_contact_at, at)]
+                changes["data"] = {**job.data, rows.ABSENCES: absences[-rows.MOST_ABSENCES :]}
+            if job.phase in CUT_SHORT:
+                last = rows.last_trial(run, job_id)
+                is_confirming = last and (last.round, last.purpose) == (job.round, "confirm")
+                changes["phase"] = "confirming" if is_confirming else "tuning"
+            change_job(run, job_id, **changes)
 
     def open_round(self, job_id: str, at: float) -> bool:
         """Begin another round of a finished job; its result stays until there is another.
@@ -349,11 +351,11 @@ class Jobs:
         Returns:
             False, with nothing changed, unless the job is finished and its training runs.
         """
-        with locked(self.database, job_id) as (_, row):
-            if row.phase != "finished" or row.ended_at is not None:
+        with locked(self._database, job_id) as (run, job):
+            if job.phase != "finished" or job.ended_at is not None:
                 return False
-            row.phase, row.round = "tuning", row.round + 1
-            row.finished_at, row.last_contact_at = None, at
+            begun = {"phase": "tuning", "round": job.round + 1, "finished_at": None}
+            change_job(run, job_id, last_contact_at=at, **begun)
             return True
 
     def replace_result(self, job_id: str, result: Result, failed: Trial | None = None) -> None:
@@ -363,14 +365,14 @@ class Jobs:
         Args:
             failed: the run of what was kept, which is one more trial by now; it is added once.
         """
-        with locked(self.database, job_id) as (session, row):
-            last = last_trial_row(session, job_id)
-            has_begun = last is not None and last.round == row.round
-            if row.phase in CUT_SHORT or (row.phase != "finished" and has_begun):
+        with locked(self._database, job_id) as (run, job):
+            last = rows.last_trial(run, job_id)
+            has_begun = last is not None and last.round == job.round
+            if job.phase in CUT_SHORT or (job.phase != "finished" and has_begun):
                 return
-            row.result = rows.result_column(result)
+            change_job(run, job_id, result=rows.result_column(result))
             if failed is not None and failed.index == (last.index + 1 if last else 0):
-                session.add(rows.new_trial_row(job_id, failed))
+                rows.add_trial(run, job_id, failed)
 
 
 Answer = TypeVar("Answer")

@@ -8,20 +8,29 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, or_, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import bindparam, delete, func, or_, select, update
 
-from bagua_autotune.store.engine.database import Database, Statement
+from bagua_autotune.store.engine.database import Database
 from bagua_autotune.store.engine.tables import JobRow, LifeRow
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.jobs import NEWEST_FIRST
-from bagua_autotune.store.rows import job_row, locked, locked_row, the_row
+from bagua_autotune.store.rows import OF_ID, add_new, lock, locked, the_row
 
-PLACE = Statement(
+PLACE = (
     select(LifeRow.previous, LifeRow.first, LifeRow.number)
     .select_from(JobRow)
     .outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
-    .where(JobRow.id == bindparam("job_id"))
+    .where(OF_ID)
+)
+KEYS = select(JobRow.protocol, JobRow.name, JobRow.model_key, JobRow.last_contact_at).where(OF_ID)
+NUMBER = func.coalesce(LifeRow.number, 1)
+LIVES = (
+    select(JobRow.id, NUMBER)
+    .outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
+    .where(or_(LifeRow.first == bindparam("first"), JobRow.id == bindparam("first")))
+    .order_by(NUMBER, JobRow.created_at)
+)
+FOLLOWING = select(LifeRow.job_id, LifeRow.first, LifeRow.number).where(
+    LifeRow.previous == bindparam("previous")
 )
 
 
@@ -40,36 +49,28 @@ class Place:
     number: int
 
 
-class Lives:
-    """The part of the store that keeps lives.
+class StoredLives:
+    """Every method that takes a ``job_id`` raises UnknownJob if there is no such job."""
 
-    Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
-    """
-
-    database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def place_of(self, job_id: str) -> Place:
         """The job's place among the lives of its training."""
-        previous, first, number = the_row(self.database.ask(PLACE, job_id=job_id), job_id)
+        previous, first, number = the_row(self._database.read(PLACE, job_id=job_id), job_id)
         return Place(None, job_id, 1) if first is None else Place(previous, first, number)
 
-    def lives(self, job_id: str) -> list[tuple[str, int]]:
+    def of(self, job_id: str) -> list[tuple[str, int]]:
         """All stored lives of its training in order, each with its number."""
-        first = self.place_of(job_id).first
-        is_one = or_(LifeRow.first == first, JobRow.id == first)
-        number = func.coalesce(LifeRow.number, 1)
-        query = select(JobRow.id, number).outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
-        with self.database.reading() as session:
-            found = session.execute(query.where(is_one).order_by(number, JobRow.created_at))
-            return [(each, int(place)) for each, place in found]
+        found = self._database.read(LIVES, first=self.place_of(job_id).first)
+        return [(each, int(number)) for each, number in found]
 
     def following(self, job_id: str) -> str | None:
         """The job of the next life; None if there is none."""
-        query = select(LifeRow.job_id).where(LifeRow.previous == job_id)
-        with self.database.reading() as session:
-            return session.scalar(query)
+        found = self._database.read(FOLLOWING, previous=job_id)
+        return found[0].job_id if found else None
 
-    def continue_job(self, previous: str, job_id: str) -> bool:
+    def join(self, previous: str, job_id: str) -> bool:
         """Make a job, with all its later lives, the next life of an earlier one.
 
         Returns:
@@ -82,57 +83,48 @@ class Lives:
     def part(self, job_id: str) -> None:
         """Separate this job from the later job that was taken for its next life, if there
         is one."""
-        with locked(self.database, job_id) as (session, _):
-            row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))
-            if row is None:
+        with locked(self._database, job_id) as (run, _):
+            found = run(FOLLOWING, previous=job_id)
+            if not found:
                 return
-            following, first, before = row.job_id, row.first, row.number - 1
-            session.delete(row)
-            session.flush()
-            later = (LifeRow.first == first) & (LifeRow.number > before + 1)
-            changes = {"first": following, "number": LifeRow.number - before}
-            session.execute(update(LifeRow).where(later).values(changes))
-            locked_row(session, following)
+            following, first, number = found[0]
+            run(delete(LifeRow).where(LifeRow.job_id == following))
+            later = update(LifeRow).where(LifeRow.first == first, LifeRow.number > number)
+            run(later.values(first=following, number=LifeRow.number - (number - 1)))
+            lock(run, following)
 
     def enter(self, job_id: str, place: Place) -> bool:
         """Give a job, with all its later lives, this place, which has a previous life. False, with
         nothing changed, if one of the two has another neighbour already."""
-        try:
-            with self.database.writing() as session:
-                # The later one first: whoever registers it may have locked it already.
-                locked_row(session, job_id)
-                session.add(LifeRow(job_id=job_id, **vars(place)))
-                session.flush()
-                later = update(LifeRow).where(LifeRow.first == job_id)
-                number = LifeRow.number + place.number - 1
-                session.execute(later.values(first=place.first, number=number))
-                if place.previous is not None:
-                    with suppress(UnknownJob):  # deleted since
-                        locked_row(session, place.previous)
-        except IntegrityError:  # one of the two has another neighbour already
-            return False
+        with self._database.writing() as run:
+            # The later one first: whoever registers it may have locked it already.
+            lock(run, job_id)
+            if not add_new(run, LifeRow, job_id=job_id, **vars(place)):
+                return False
+            later = update(LifeRow).where(LifeRow.first == job_id)
+            run(later.values(first=place.first, number=LifeRow.number + (place.number - 1)))
+            if place.previous is not None:
+                with suppress(UnknownJob):  # deleted since
+                    lock(run, place.previous)
         return True
-
-    def alike(self, name: str, model_key: str, limit: int) -> list[str]:
-        """The jobs of /api/v2 of that name and model, newest first."""
-        query = select(JobRow.id).where(
-            JobRow.protocol == "v2", JobRow.name == name, JobRow.model_key == model_key
-        )
-        with self.database.reading() as session:
-            return list(session.scalars(query.order_by(*NEWEST_FIRST).limit(limit)))
 
     def begun_since_silence(self, job_id: str) -> str | None:
         """The first job of the same name and model registered after this one's last report, unless
         it is the next life of another."""
-        with self.database.reading() as session:
-            row = job_row(session, job_id)
-            query = select(JobRow.id).outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
-            query = query.where(
-                JobRow.protocol == row.protocol,
-                JobRow.name == row.name,
-                JobRow.model_key == row.model_key,
-                JobRow.created_at > row.last_contact_at,
+        ended = the_row(self._database.read(KEYS, job_id=job_id), job_id)
+        query = (
+            select(JobRow.id)
+            .outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
+            .where(
+                JobRow.protocol == ended.protocol,
+                JobRow.name == ended.name,
+                JobRow.model_key == ended.model_key,
+                JobRow.created_at > ended.last_contact_at,
                 JobRow.id != job_id,
                 LifeRow.job_id.is_(None),
             )
-            return session.scalar(query.order_by(JobRow.created_at).limit(1))
+            .order_by(JobRow.created_at)
+            .limit(1)
+        )
+        found = self._database.read(query)
+        return found[0].id if found else None

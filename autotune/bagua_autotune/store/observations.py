@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    JSON,
-    BindParameter,
-    bindparam,
-    case,
-    column,
-    func,
-    insert,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import JSON, bindparam, case, column, func, insert, select, tuple_, update
 from sqlalchemy import cast as sql_cast
 
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
-from bagua_autotune.store.engine.database import Database, Run, Statement
+from bagua_autotune.store.engine.database import Database, Run
 from bagua_autotune.store.engine.tables import JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.rows import TRIALS, check_job, the_row, trial_row
+from bagua_autotune.store.rows import OF_ID, OF_JOB, OF_TRIAL, TRIALS, the_row
 
 STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
 # The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.
 MOST_LATE_STEPS = 100
-ALL = 2**31 - 1
 OBSERVED = (
-    ObservationRow.step,
-    rows.as_text(ObservationRow.values),
-    rows.as_text(ObservationRow.compute),
-    ObservationRow.complexity,
+    *(ObservationRow.step, ObservationRow.values),
+    *(ObservationRow.compute, ObservationRow.complexity),
 )
-JOB_ID: BindParameter[str] = bindparam("job_id")
-TRIAL_ID: BindParameter[int] = bindparam("trial_id")
-OF_TRIAL = (TrialRow.job_id == JOB_ID) & (TrialRow.index == bindparam("trial"))
 # Writing the job's row locks it. A lost job keeps its last contact until it is resumed.
-HEAR = Statement(
+HEAR = (
     update(JobRow)
-    .where(JobRow.id == JOB_ID)
+    .where(OF_ID)
     .values(
         revision=JobRow.revision + 1,
         last_contact_at=case(
@@ -55,36 +37,38 @@ HEAR = Statement(
     )
     .returning(*rows.JOB_COLUMNS)
 )
+OF_TRIAL_ID = ObservationRow.trial_id == bindparam("trial_id")
 COSTS = select(ObservationRow.step, ObservationRow.cost, ObservationRow.complexity)
-COSTS_OF_TRIAL = Statement(COSTS.where(ObservationRow.trial_id == TRIAL_ID))
-COSTS_OF_INDEX = Statement(COSTS.join(TrialRow).where(OF_TRIAL).order_by(ObservationRow.step))
-ADD_STEP = Statement(
-    insert(ObservationRow).values({name: bindparam(f"of_{name}") for name in STEP})
-)
+COSTS_OF_TRIAL = COSTS.where(OF_TRIAL_ID)
+COSTS_OF_INDEX = COSTS.join(TrialRow).where(OF_TRIAL).order_by(ObservationRow.step)
 # All steps of a report at once, as JSON; only PostgreSQL reads its numbers exactly.
-TOLD = func.json_to_recordset(sql_cast(bindparam("steps"), JSON)).table_valued(
+TOLD = func.json_to_recordset(sql_cast(bindparam("steps", type_=JSON), JSON)).table_valued(
     *(column(name, ObservationRow.__table__.c[name].type) for name in STEP), name="told"
 )
-ADD_STEPS = Statement(
-    insert(ObservationRow).from_select(STEP, select(*TOLD.render_derived(with_types=True).c))
+ADD_STEPS = insert(ObservationRow).from_select(
+    STEP, select(*TOLD.render_derived(with_types=True).c)
 )
-OF_ID = update(TrialRow).where(TrialRow.id == TRIAL_ID)
-LATE = Statement(OF_ID.values(late_steps=TrialRow.late_steps + bindparam("more")))
-START = Statement(OF_ID.values(state="running", started_at=bindparam("at")))
-MEMORY = Statement(OF_ID.values(memory=bindparam("told", type_=JSON)))
 PLACE = TrialRow.index, ObservationRow.step
-OBSERVATIONS = Statement(
+OBSERVATIONS = (
     select(TrialRow.index, *OBSERVED)
     .join(ObservationRow)
     .where(
-        TrialRow.job_id == JOB_ID,
+        OF_JOB,
         TrialRow.index <= bindparam("last"),
         tuple_(*PLACE) > tuple_(bindparam("trial"), bindparam("step")),
     )
     .order_by(*PLACE)
     .limit(bindparam("most"))
 )
-STEPS = Statement(
+LATEST = (
+    select(*OBSERVED)
+    .join(TrialRow)
+    .where(OF_TRIAL)
+    .order_by(ObservationRow.step.desc())
+    .limit(bindparam("most"))
+)
+SLOWEST = select(*PLACE, ObservationRow.slowest).join(ObservationRow).where(OF_JOB).order_by(*PLACE)
+STEPS = (
     select(
         TrialRow.index,
         func.min(ObservationRow.step),
@@ -92,22 +76,22 @@ STEPS = Statement(
         func.count(ObservationRow.step) + TrialRow.thinned_steps,
     )
     .join(ObservationRow)
-    .where(TrialRow.job_id == JOB_ID)
+    .where(OF_JOB)
     .group_by(TrialRow.id)
     .order_by(TrialRow.index)
 )
-STEP_OF_TRIAL = Statement(
-    select(TrialRow.id, TrialRow.state, rows.as_text(ObservationRow.values))
+STEP_OF_TRIAL = (
+    select(TrialRow.id, TrialRow.state, ObservationRow.values)
     .outerjoin(
         ObservationRow,
         (ObservationRow.trial_id == TrialRow.id) & (ObservationRow.step == bindparam("step")),
     )
     .where(OF_TRIAL)
 )
-SET_VALUES = Statement(
+SET_VALUES = (
     update(ObservationRow)
-    .where(ObservationRow.trial_id == TRIAL_ID, ObservationRow.step == bindparam("of_step"))
-    .values(values=bindparam("told", type_=JSON))
+    .where(OF_TRIAL_ID, ObservationRow.step == bindparam("of_step"))
+    .values(values=bindparam("told", type_=ObservationRow.values.type))
 )
 
 
@@ -120,7 +104,7 @@ class Steps:
     count: int
 
 
-class StepTime(NamedTuple):
+class SlowestTime(NamedTuple):
     """A step of a trial with the slowest rank's value."""
 
     trial: int
@@ -152,16 +136,14 @@ class Reported:
     costs: list[StepCost]
 
 
-class Observations:
-    """The part of the store that keeps observations.
+class StoredObservations:
+    """Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    no such trial; the others then return nothing."""
 
-    Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has no
-    such trial; the others then return nothing.
-    """
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    database: Database
-
-    def add_observations(
+    def add(
         self,
         job_id: str,
         index: int,
@@ -181,8 +163,7 @@ class Observations:
                 nothing is stored.
             memory: that the trial took so far; of all reports the fullest counts.
         """
-
-        def add(run: Run) -> Reported:
+        with self._database.writing() as run:
             job = rows.job_record(the_row(run(HEAR, job_id=job_id, at=at), job_id))
             trial_rows = run(TRIALS, job_id=job_id)
             trials = [rows.trial_record(row[2:]) for row in trial_rows]
@@ -200,58 +181,53 @@ class Observations:
             if not trial.is_open:
                 told = told[: max(0, MOST_LATE_STEPS - trial_rows[index].late_steps)]
             self._insert(run, [_step_row(trial_id, *each) for each in told])
+            changes: dict[str, Any] = {}
             if told and not trial.is_open:
-                run(LATE, trial_id=trial_id, more=len(told))
+                changes["late_steps"] = trial_rows[index].late_steps + len(told)
             elif told and trial.state == "proposed":
-                run(START, trial_id=trial_id, at=at)
+                changes |= {"state": "running", "started_at": at}
                 trial = replace(trial, state="running", started_at=at)
             if memory is not None and (fuller := fullest([trial.memory, memory])) != trial.memory:
-                run(MEMORY, trial_id=trial_id, told=fuller.model_dump_json() if fuller else None)
+                changes["memory"] = rows.as_column(fuller)
                 trial = replace(trial, memory=fuller)
+            if changes:
+                rows.change_trial(run, job_id, index, **changes)
             trials[index] = trial
             costs.update((each.step, StepCost(cost, each.complexity)) for each, cost in told)
             in_order = [costs[step] for step in sorted(costs)]
             return Reported(job, trials, [each for each, _ in told], in_order)
 
-        return self.database.transact(add)
-
     def _insert(self, run: Run, steps: list[dict[str, Any]]) -> None:
-        if steps and not self.database.is_sqlite:
-            run(ADD_STEPS, steps=json.dumps(steps))
+        if steps and not self._database.is_sqlite:
+            run(ADD_STEPS, steps=steps)
             return
         for step in steps:
-            compute = None if step["compute"] is None else json.dumps(step["compute"])
-            told = {**step, "values": json.dumps(step["values"]), "compute": compute}
-            run(ADD_STEP, **{f"of_{name}": value for name, value in told.items()})
+            rows.add(run, ObservationRow, **step)
 
     def add_value(
         self, job_id: str, index: int, step: int, rank: int, value: float, at: float
     ) -> bool:
         """Store one rank's value of one step of a trial. False if that rank's is there already."""
-
-        def add(run: Run) -> bool:
+        with self._database.writing() as run:
             the_row(run(HEAR, job_id=job_id, at=at), job_id)
             found = run(STEP_OF_TRIAL, job_id=job_id, trial=index, step=step)
             if not found:
                 raise UnknownTrial(index)
-            trial_id, state, text = found[0]
+            trial_id, state, before = found[0]
             if state == "proposed":
-                run(START, trial_id=trial_id, at=at)
-            values = json.loads(text or "[]")
-            values += [None] * (rank + 1 - len(values))
+                rows.change_trial(run, job_id, index, state="running", started_at=at)
+            values = [*(before or ()), *[None] * (rank + 1 - len(before or ()))]
             if values[rank] is not None:
                 return False
             values[rank] = value
-            if text is None:
+            if before is None:
                 new = _step_row(trial_id, Observation(step, tuple(values)), None)
                 self._insert(run, [{**new, "slowest": None}])  # they are speeds
             else:
-                run(SET_VALUES, trial_id=trial_id, of_step=step, told=json.dumps(values))
+                run(SET_VALUES, trial_id=trial_id, of_step=step, told=values)
             return True
 
-        return self.database.transact(add)
-
-    def observations(
+    def of(
         self,
         job_id: str,
         index: int | None = None,
@@ -261,48 +237,39 @@ class Observations:
         """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
         after this trial and step."""
         trial, step = max(after or (0, -1), (index or 0, -1))
-        last, most = ALL if index is None else index, ALL if limit is None else limit
+        last, most = (rows.ALL if each is None else each for each in (index, limit))
         behind = {"trial": trial, "step": step}
-        found = self.database.ask(OBSERVATIONS, job_id=job_id, last=last, most=most, **behind)
+        found = self._database.read(OBSERVATIONS, job_id=job_id, last=last, most=most, **behind)
         if not found:
-            with self.database.reading() as session:
-                check_job(session, job_id)
-                if index is not None:
-                    trial_row(session, job_id, index)
+            rows.check(self._database.read, job_id, index)
         return [(row[0], _observation(*row[1:])) for row in found]
 
-    def observed_steps(self, job_id: str) -> dict[int, Steps]:
+    def steps(self, job_id: str) -> dict[int, Steps]:
         """Return by trial index the observed steps; trials without any are left out."""
-        found = self.database.ask(STEPS, job_id=job_id)
+        found = self._database.read(STEPS, job_id=job_id)
         return {index: Steps(first, last, count) for index, first, last, count in found}
 
-    def step_times(self, job_id: str) -> list[StepTime]:
+    def step_times(self, job_id: str) -> list[SlowestTime]:
         """All steps in step order; none of a v1 job, whose ranks report speeds."""
-        columns = (TrialRow.index, ObservationRow.step, ObservationRow.slowest)
-        query = select(*columns).join(ObservationRow).where(TrialRow.job_id == job_id)
-        with self.database.reading() as session:
-            found = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
-            return [StepTime(trial, step, slow) for trial, step, slow in found if slow is not None]
+        found = self._database.read(SLOWEST, job_id=job_id)
+        return [SlowestTime(*row) for row in found if row.slowest is not None]
 
     def step_costs(self, job_id: str, trial: int) -> list[StepCost]:
         """The cost of each step of a trial, in step order."""
-        found = self.database.ask(COSTS_OF_INDEX, job_id=job_id, trial=trial)
+        found = self._database.read(COSTS_OF_INDEX, job_id=job_id, trial=trial)
         return [StepCost(*cost) for _, *cost in found]
 
-    def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
+    def latest(self, job_id: str, trial: int, count: int) -> list[Observation]:
         """The last steps of a trial, in step order."""
-        query = select(*OBSERVED).join(TrialRow)
-        query = query.where(TrialRow.job_id == job_id, TrialRow.index == trial)
-        with self.database.reading() as session:
-            found = session.execute(query.order_by(ObservationRow.step.desc()).limit(count)).all()
+        found = self._database.read(LATEST, job_id=job_id, trial=trial, most=count)
         return [_observation(*row) for row in reversed(found)]
 
 
 def _observation(
-    step: int, values: str, compute: str | None, complexity: float | None
+    step: int, values: list[Any], compute: list[Any] | None, complexity: float | None
 ) -> Observation:
-    computed = None if compute is None else tuple(json.loads(compute))
-    return Observation(step, tuple(json.loads(values)), computed, complexity)
+    computed = None if compute is None else tuple(compute)
+    return Observation(step, tuple(values), computed, complexity)
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:

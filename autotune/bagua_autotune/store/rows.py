@@ -1,8 +1,9 @@
-"""The rows of jobs and trials: finding and locking them, and turning them into records.
+"""The rows of jobs and trials: finding, locking, adding and changing them, and turning them into
+records.
 
-Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
-take turns anyway), so that threads and replicas may write to the same job.  Locking raises the
-job's revision: what was computed from a job holds as long as its revision is the same.
+Every writer of a job locks the job's row first (by an UPDATE; on SQLite writers take turns anyway),
+so that threads and replicas may write to the same job.  Locking raises the job's revision: what was
+computed from a job holds as long as its revision is the same.
 
 Configurations and specs never change, so each is parsed once: they are read as text, which is the
 key of a cache.  (Parsing was most of the cost of reading a job.)
@@ -19,17 +20,17 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Text, bindparam, select
+from sqlalchemy import ColumnElement, Executable, Text, Update, bindparam, select, update
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.orm import Session
+from sqlalchemy.dialects.postgresql import insert  # its ON CONFLICT is SQLite's, too
 
 from bagua_autotune.model.job import RUNS, Inherited, Job, JobSpec, Limits, Result, Saved, Trial
 from bagua_autotune.model.knobs import SPACE
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store.engine.database import Database, Statement
-from bagua_autotune.store.engine.tables import JobRow, TrialRow
+from bagua_autotune.store.engine.database import Database, Run
+from bagua_autotune.store.engine.tables import Base, JobRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_wire.configuration import Configuration
 
@@ -38,6 +39,7 @@ CONFIGURATIONS_KEPT = 16_384
 # The newest absences, in a job's data.
 ABSENCES = "absences"
 MOST_ABSENCES = 100
+ALL = 2**31 - 1
 SAVED = "saved"
 
 
@@ -60,12 +62,16 @@ TRIAL_COLUMNS = (
     *map(as_text, (TrialRow.configuration, TrialRow.memory)),
     *(TrialRow.cost, TrialRow.standard_error, TrialRow.steps, TrialRow.outliers),
 )
-# The columns of a trial that a report needs, and then those of its record.
-TRIALS = Statement(
-    select(TrialRow.id, TrialRow.late_steps, *TRIAL_COLUMNS)
-    .where(TrialRow.job_id == bindparam("job_id"))
-    .order_by(TrialRow.index)
-)
+OF_ID = JobRow.id == bindparam("job_id")
+LOCK = update(JobRow).where(OF_ID).values(revision=JobRow.revision + 1).returning(*JOB_COLUMNS)
+EXISTS = select(JobRow.id).where(OF_ID)
+OF_JOB = TrialRow.job_id == bindparam("job_id")
+OF_TRIAL = OF_JOB & (TrialRow.index == bindparam("trial"))
+# What a report needs of a trial, and then the columns of its record.
+TRIALS = select(TrialRow.id, TrialRow.late_steps, *TRIAL_COLUMNS).where(OF_JOB)
+TRIALS = TRIALS.order_by(TrialRow.index)
+TRIAL = select(*TRIAL_COLUMNS).where(OF_TRIAL)
+LAST_TRIAL = select(*TRIAL_COLUMNS).where(OF_JOB).order_by(TrialRow.index.desc()).limit(1)
 
 
 def the_row(found: Sequence[Any], job_id: str) -> Any:
@@ -75,54 +81,83 @@ def the_row(found: Sequence[Any], job_id: str) -> Any:
     return found[0]
 
 
-def job_row(session: Session, job_id: str, is_locked: bool = False) -> JobRow:
-    row = session.get(JobRow, job_id, with_for_update=is_locked)
-    if row is None:
-        raise UnknownJob(job_id)
-    return row
-
-
-def check_job(session: Session, job_id: str) -> None:
-    """Raise UnknownJob if there is no such job."""
-    if session.connection().scalar(select(JobRow.id).where(JobRow.id == job_id)) is None:
-        raise UnknownJob(job_id)
+def check(run: Run, job_id: str, index: int | None = None) -> None:
+    """Raise UnknownJob if there is no such job, and UnknownTrial if it has no such trial."""
+    the_row(run(EXISTS, job_id=job_id), job_id)
+    if index is not None:
+        the_trial(run, job_id, index)
 
 
 @contextmanager
-def locked(database: Database, job_id: str) -> Iterator[tuple[Session, JobRow]]:
-    """Open a transaction that writes a job; gives its row."""
-    with database.writing() as session:
-        yield session, locked_row(session, job_id)
+def locked(database: Database, job_id: str) -> Iterator[tuple[Run, Job]]:
+    """Open a transaction that writes a job."""
+    with database.writing() as run:
+        yield run, lock(run, job_id)
 
 
-def locked_row(session: Session, job_id: str) -> JobRow:
-    row = job_row(session, job_id, is_locked=True)
-    row.revision += 1
-    return row
+def lock(run: Run, job_id: str) -> Job:
+    """Have this transaction alone write the job."""
+    return job_record(the_row(run(LOCK, job_id=job_id), job_id))
 
 
-def trial_row(session: Session, job_id: str, index: int) -> TrialRow:
-    query = select(TrialRow).where(TrialRow.job_id == job_id, TrialRow.index == index)
-    row = session.scalar(query)
-    if row is None:
+def the_trial(run: Run, job_id: str, index: int) -> Trial:
+    found = run(TRIAL, job_id=job_id, trial=index)
+    if not found:
+        check(run, job_id)
         raise UnknownTrial(index)
-    return row
+    return trial_record(found[0])
 
 
-def last_trial_row(session: Session, job_id: str) -> TrialRow | None:
-    query = select(TrialRow).where(TrialRow.job_id == job_id)
-    return session.scalar(query.order_by(TrialRow.index.desc()).limit(1))
+def last_trial(run: Run, job_id: str) -> Trial | None:
+    found = run(LAST_TRIAL, job_id=job_id)
+    return trial_record(found[0]) if found else None
 
 
-def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
-    """A registration as the two columns ``spec`` and ``tensors``."""
+def add(run: Run, table: type[Base], **columns: Any) -> None:
+    """Add a row."""
+    run(_insertion(table, tuple(columns)), **columns)
+
+
+def add_new(run: Run, table: type[Base], **columns: Any) -> bool:
+    """Add a row; False, with nothing changed, if there is one that it must not equal."""
+    return bool(run(_insertion(table, tuple(columns), is_new=True), **columns))
+
+
+@lru_cache
+def _insertion(table: type[Base], names: tuple[str, ...], is_new: bool = False) -> Executable:
+    adding = insert(table).values({name: bindparam(name) for name in names})
+    if is_new:
+        return adding.on_conflict_do_nothing().returning(*table.__table__.primary_key)
+    return adding.inline()
+
+
+def change_job(run: Run, job_id: str, **columns: Any) -> None:
+    """Change these columns of a job."""
+    new = {f"new_{name}": value for name, value in columns.items()}
+    run(_updated(JobRow, tuple(columns)), job_id=job_id, **new)
+
+
+def change_trial(run: Run, job_id: str, index: int, **columns: Any) -> None:
+    """Change these columns of a trial."""
+    new = {f"new_{name}": value for name, value in columns.items()}
+    run(_updated(TrialRow, tuple(columns)), job_id=job_id, trial=index, **new)
+
+
+@lru_cache
+def _updated(table: type[JobRow | TrialRow], names: tuple[str, ...]) -> Update:
+    which = OF_ID if table is JobRow else OF_TRIAL
+    return update(table).where(which).values({name: bindparam(f"new_{name}") for name in names})
+
+
+def spec_columns(spec: JobSpec) -> dict[str, Any]:
+    """The columns of a registration."""
     content = spec.model_dump(mode="json")
     tensors = content.pop("tensors")
-    return content, tensors
+    return {"spec": content, "tensors": tensors, "fingerprint": spec.fingerprint}
 
 
-def job_spec(row: JobRow) -> JobSpec:
-    """The registration."""
+def job_spec(row: Any) -> JobSpec:
+    """The registration, of the columns ``protocol``, ``spec`` and ``tensors``."""
     kind = RunsSpec if row.protocol in RUNS else JobSpec
     return kind.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
@@ -171,37 +206,43 @@ def result_column(result: Result) -> dict[str, Any]:
 
 def trial_record(row: Sequence[Any]) -> Trial:
     """A record of TRIAL_COLUMNS."""
-    configuration, memory, cost, error, steps, outliers = row[len(TRIAL_FIELDS) :]
-    found = None
-    if cost is not None:
-        found = Estimate(cost, math.inf if error is None else error, steps, outliers)
+    configuration, memory, *estimate = row[len(TRIAL_FIELDS) :]
     return Trial(
         **dict(zip(TRIAL_FIELDS, row, strict=False)),
         configuration=_configuration(configuration),
-        estimate=found,
+        estimate=estimate_record(*estimate),
         memory=Memory(**json.loads(memory)) if memory else None,
     )
 
 
-def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
-    """The trial as it is, as a row that is to be added."""
-    row = TrialRow(
+def add_trial(run: Run, job_id: str, trial: Trial) -> None:
+    """Add the trial as it is."""
+    add(
+        run,
+        TrialRow,
         job_id=job_id,
         configuration=dict(trial.configuration),
         memory=as_column(trial.memory),
         **{name: getattr(trial, name) for name in TRIAL_FIELDS},
+        **estimate_columns(trial.estimate),
     )
-    if trial.estimate is not None:
-        write_estimate(row, trial.estimate)
-    return row
 
 
 def as_column(told: BaseModel | None) -> dict[str, Any] | None:
     return told.model_dump(mode="json") if told else None
 
 
-def write_estimate(row: TrialRow, measured: Estimate) -> None:
-    error = measured.standard_error
-    row.cost = measured.center
-    row.standard_error = error if math.isfinite(error) else None
-    row.steps, row.outliers = measured.count, measured.outliers
+def estimate_columns(measured: Estimate | None) -> dict[str, Any]:
+    if measured is None:
+        return {"cost": None, "standard_error": None, "steps": 0, "outliers": 0}
+    error = measured.standard_error if math.isfinite(measured.standard_error) else None
+    counts = {"steps": measured.count, "outliers": measured.outliers}
+    return {"cost": measured.center, "standard_error": error, **counts}
+
+
+def estimate_record(
+    cost: float | None, error: float | None, steps: int, outliers: int
+) -> Estimate | None:
+    """An estimate of those columns."""
+    known = math.inf if error is None else error
+    return None if cost is None else Estimate(cost, known, steps, outliers)

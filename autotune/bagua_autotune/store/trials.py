@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy.orm import Session
-
-from bagua_autotune.model.job import GIVEN_UP, OVER, Result, Trial
+from bagua_autotune.model.job import Result, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
-from bagua_autotune.store.engine.database import Database
-from bagua_autotune.store.engine.tables import TrialRow
-from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.rows import TRIALS, check_job, last_trial_row, locked, trial_row
+from bagua_autotune.store.engine.database import Database, Run
+from bagua_autotune.store.rows import TRIALS, locked
 
 
 @dataclass(frozen=True)
-class Step:
+class Move:
     """One move of a job: its open trial, if there is one, closes, and something follows.
 
     Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
@@ -39,107 +36,95 @@ class Step:
     alike: tuple[int, ...] = ()
 
 
-class Trials:
-    """The part of the store that keeps trials.
+class StoredTrials:
+    """Every method raises UnknownJob if there is no such job; those with an ``index`` raise
+    UnknownTrial if the job has no such trial."""
 
-    Every method raises UnknownJob if there is no such job; those with an ``index`` raise
-    UnknownTrial if the job has no such trial.
-    """
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    database: Database
-
-    def trials(self, job_id: str) -> list[Trial]:
+    def of(self, job_id: str) -> list[Trial]:
         """All trials of the job, by index."""
-        found = [rows.trial_record(row[2:]) for row in self.database.ask(TRIALS, job_id=job_id)]
+        found = [rows.trial_record(row[2:]) for row in self._database.read(TRIALS, job_id=job_id)]
         if not found:
-            with self.database.reading() as session:
-                check_job(session, job_id)
+            rows.check(self._database.read, job_id)
         return found
 
-    def trial(self, job_id: str, index: int) -> Trial:
-        trials = self.trials(job_id)
-        if index >= len(trials):
-            raise UnknownTrial(index)
-        return trials[index]
+    def get(self, job_id: str, index: int) -> Trial:
+        return rows.the_trial(self._database.read, job_id, index)
 
-    def start_trial(self, job_id: str, index: int, at: float) -> None:
+    def start(self, job_id: str, index: int, at: float) -> None:
         """Note that the ranks run this trial now, if it is still proposed."""
-        with locked(self.database, job_id) as (session, _):
-            row = trial_row(session, job_id, index)
-            if row.state == "proposed":
-                row.state, row.started_at = "running", at
+        with locked(self._database, job_id) as (run, _):
+            if rows.the_trial(run, job_id, index).state == "proposed":
+                rows.change_trial(run, job_id, index, state="running", started_at=at)
 
-    def advance(self, job_id: str, step: Step) -> bool:
+    def advance(self, job_id: str, move: Move) -> bool:
         """Make a move that was decided on an earlier view of the job.
 
         Returns:
             False, with nothing changed, if the job has moved on since that view.
         """
-        with locked(self.database, job_id) as (session, row):
-            last = last_trial_row(session, job_id)
-            if row.phase in OVER:
+        with locked(self._database, job_id) as (run, job):
+            last = rows.last_trial(run, job_id)
+            if job.is_over:
                 return False
-            if step.failure is not None and not (step.next_trial or step.result):
+            if move.failure is not None and not (move.next_trial or move.result):
                 # Its ranks may have been told what follows, which stands.
-                return _give_up(session, job_id, step)
-            open_index = last.index if last and last.state in ("proposed", "running") else None
-            if open_index != (step.closes if step.leaves is None else step.leaves):
+                return _give_up(run, job_id, move)
+            open_index = last.index if last and last.is_open else None
+            if open_index != (move.closes if move.leaves is None else move.leaves):
                 return False
             expected = last.index + 1 if last else 0
-            if step.next_trial and step.next_trial.index != expected:
+            if move.next_trial and move.next_trial.index != expected:
                 return False
-            if last and step.closes is not None:
-                _close(last, step)
-            if step.next_trial:
-                session.add(rows.new_trial_row(job_id, step.next_trial))
-                row.phase = "confirming" if step.next_trial.purpose == "confirm" else "tuning"
-            if step.result:
-                row.phase, row.finished_at = "finished", step.at
-                row.result = rows.result_column(step.result)
+            if last and move.closes is not None:
+                _close(run, job_id, last.index, move)
+            if move.next_trial:
+                rows.add_trial(run, job_id, move.next_trial)
+                is_confirmed = move.next_trial.purpose == "confirm"
+                rows.change_job(run, job_id, phase="confirming" if is_confirmed else "tuning")
+            if move.result:
+                result = rows.result_column(move.result)
+                finished = {"phase": "finished", "finished_at": move.at, "result": result}
+                rows.change_job(run, job_id, **finished)
             return True
 
     def update_estimate(self, job_id: str, index: int, measured: Estimate) -> None:
         """Replace a measured trial's estimate after late data."""
-        with locked(self.database, job_id) as (session, _):
-            row = trial_row(session, job_id, index)
-            if row.state == "measured":
-                rows.write_estimate(row, measured)
+        with locked(self._database, job_id) as (run, _):
+            if rows.the_trial(run, job_id, index).state == "measured":
+                rows.change_trial(run, job_id, index, **rows.estimate_columns(measured))
 
     def close_left(self, job_id: str, index: int, measured: Estimate, at: float) -> bool:
         """Close a trial that the ranks had left unmeasured; False if it was closed before."""
-        with locked(self.database, job_id) as (session, _):
-            return _close_left(trial_row(session, job_id, index), Step(at, index, measured))
+        with locked(self._database, job_id) as (run, _):
+            if rows.the_trial(run, job_id, index).state != "running":
+                return False
+            _close(run, job_id, index, Move(at, index, measured))
+            return True
 
 
-def _give_up(session: Session, job_id: str, step: Step) -> bool:
+def _give_up(run: Run, job_id: str, move: Move) -> bool:
     """Close what failed, even if it seemed to be measured; False if it was given up before."""
-    if trial_row(session, job_id, step.closes or 0).state in GIVEN_UP:
+    failed = move.closes or 0
+    if rows.the_trial(run, job_id, failed).is_given_up:
         return False
-    for index in (step.closes or 0, *step.alike):
-        row = trial_row(session, job_id, index)
-        if row.state in GIVEN_UP:
+    for index in (failed, *move.alike):
+        if rows.the_trial(run, job_id, index).is_given_up:
             continue
-        row.cost = row.standard_error = None
-        _close(row, step)
-        if index != step.closes:
-            row.failure = f"{step.failure} (in trial {step.closes})"
+        in_which = "" if index == failed else f" (in trial {failed})"
+        unmeasured = {"cost": None, "standard_error": None}
+        _close(run, job_id, index, move, failure=f"{move.failure}{in_which}", **unmeasured)
     return True
 
 
-def _close_left(row: TrialRow, step: Step) -> bool:
-    if row.state != "running":
-        return False
-    _close(row, step)
-    return True
-
-
-def _close(row: TrialRow, step: Step) -> None:
-    row.ended_at = step.at
-    row.failure = step.failure
-    row.state = "measured"
-    if step.failure is not None:
-        row.state = "infeasible" if step.is_infeasible else "failed"
-    if step.memory is not None:
-        row.memory = rows.as_column(step.memory)
-    if step.estimate is not None:
-        rows.write_estimate(row, step.estimate)
+def _close(run: Run, job_id: str, index: int, move: Move, **columns: Any) -> None:
+    closed: dict[str, Any] = {"ended_at": move.at, "failure": move.failure, "state": "measured"}
+    if move.failure is not None:
+        closed["state"] = "infeasible" if move.is_infeasible else "failed"
+    if move.memory is not None:
+        closed["memory"] = rows.as_column(move.memory)
+    if move.estimate is not None:
+        closed |= rows.estimate_columns(move.estimate)
+    rows.change_trial(run, job_id, index, **{**closed, **columns})

@@ -1,7 +1,7 @@
 """Decisions beside the requests: no rank waits while a Gaussian process is fitted. Of each job one
 is made at a time, by whatever replica is the first.
 
-It decides, which takes long, without a transaction open; then it takes the step in one, unless the
+It decides, which takes long, without a transaction open; then it makes the move in one, unless the
 job has moved on meanwhile.
 """
 
@@ -29,9 +29,9 @@ from bagua_autotune.model.reasons import (
     failure_code,
 )
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Store, claims
+from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)
@@ -110,9 +110,15 @@ class Decisions:
     def give_up(self, job_id: str, failed: Failed) -> bool:
         """Close this trial, and decide what follows; False if it was given up before, or if the job
         is over."""
-        step = Step(self._clock(), failed.trial, None, failed.failure)
-        step = replace(step, is_infeasible=failed.is_infeasible, memory=failed.memory)
-        closed = self._store.advance(job_id, replace(step, alike=self._alike(job_id, failed)))
+        move = Move(
+            self._clock(),
+            closes=failed.trial,
+            failure=failed.failure,
+            is_infeasible=failed.is_infeasible,
+            memory=failed.memory,
+            alike=self._alike(job_id, failed),
+        )
+        closed = self._store.trials.advance(job_id, move)
         if closed:
             self.start(job_id)
         return closed
@@ -122,7 +128,7 @@ class Decisions:
         measured of them is no gain, and what was to follow it would do the same harm."""
         if failure_code(failed.failure) != DIVERGED_CODE:
             return ()
-        baseline, trials = self._store.job(job_id).baseline, self._store.trials(job_id)
+        baseline, trials = self._store.jobs.get(job_id).baseline, self._store.trials.of(job_id)
         harmful = trials[failed.trial]
         return tuple(
             trial.index
@@ -134,7 +140,7 @@ class Decisions:
 
     def _decide(self, job_id: str, of: Measured | Ahead | None) -> None:
         try:
-            with claims.claimed(self._store, job_id, self._clock) as is_ours:
+            with self._store.claims.claimed(job_id, self._clock) as is_ours:
                 while is_ours and not self._advance(job_id, of):
                     pass  # a trial failed while this was decided
         except UnknownJob:
@@ -145,9 +151,9 @@ class Decisions:
             raise
 
     def _advance(self, job_id: str, of: Measured | Ahead | None) -> bool:
-        """Take one step, if it is due; False if the job moved on meanwhile."""
+        """Make one move, if it is due; False if the job moved on meanwhile."""
         with self._store.database.reading():
-            round_ = Round.of(self._store.job(job_id), self._store.trials(job_id))
+            round_ = Round.of(self._store.jobs.get(job_id), self._store.trials.of(job_id))
         if round_.job.is_over or round_.job.protocol in RUNS:  # those decide for themselves
             return True
         round_ = self._with_late_steps(round_)
@@ -161,17 +167,17 @@ class Decisions:
             closed = replace(closed, state="measured", estimate=measured.estimate)
             round_ = replace(round_, trials=[*round_.trials[:-1], closed])
         started = time.perf_counter()
-        step = self._next.after(round_, closed)
+        move = self._next.after(round_, closed)
         for listener in self._listeners:
             listener.on_decided(time.perf_counter() - started)
-        is_taken = self._store.advance(job_id, step)
+        is_taken = self._store.trials.advance(job_id, move)
         if is_taken:
             if closed and (remark := self._next.remark(round_, closed)):
                 logger.info("job %s: %s", job.id, remark)
-                self._store.add_event(
+                self._store.events.add(
                     job.id, Event("note", closed.index, message=remark, at=self._clock())
                 )
-            self._announce(job, closed, step)
+            self._announce(job, closed, move)
             return True
         logger.info("job %s: %s", job.id, SUPERFLUOUS)
         for listener in self._listeners:
@@ -183,11 +189,13 @@ class Decisions:
         for late in self._next.with_late_steps(round_):
             assert late.estimate is not None
             if round_.trials[late.index - round_.before].is_open:
-                self._store.close_left(round_.job.id, late.index, late.estimate, self._clock())
+                self._store.trials.close_left(
+                    round_.job.id, late.index, late.estimate, self._clock()
+                )
                 for listener in self._listeners:
                     listener.on_measured(round_.job, late)
             else:
-                self._store.update_estimate(round_.job.id, late.index, late.estimate)
+                self._store.trials.update_estimate(round_.job.id, late.index, late.estimate)
             known = [late if trial.index == late.index else trial for trial in round_.trials]
             round_ = replace(round_, trials=known)
         return round_
@@ -201,21 +209,21 @@ class Decisions:
         if following is not None:
             for listener in self._listeners:
                 listener.on_decided(time.perf_counter() - started)
-            step = Step(self._clock(), next_trial=following, leaves=running.index)
-            self._store.advance(job_id, step)
+            move = Move(self._clock(), next_trial=following, leaves=running.index)
+            self._store.trials.advance(job_id, move)
             return None
-        costs = self._store.step_costs(job_id, running.index)
+        costs = self._store.observations.step_costs(job_id, running.index)
         found = self._next.estimate(round_, running, costs)
         return Measured(running.index, found) if found else None
 
-    def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
+    def _announce(self, job: Job, closed: Trial | None, move: Move) -> None:
         if closed:
             for listener in self._listeners:
                 listener.on_measured(job, closed)
-        if step.result:
-            logger.info("job %s (%s): %s", job.id, job.name, step.result.summary)
+        if move.result:
+            logger.info("job %s (%s): %s", job.id, job.name, move.result.summary)
             for listener in self._listeners:
-                listener.on_result(job, step.result)
+                listener.on_result(job, move.result)
 
 
 class Background(Protocol):

@@ -65,6 +65,6 @@ class InHand(TunerListener):
     def end(self, at: float) -> None:
         """The training is gone; jobs whose end was told stay as they are."""
         try:
-            self._store.end_gone(list(self._job_ids), Event("ended", message=GONE, at=at))
+            self._store.jobs.end_gone(list(self._job_ids), Event("ended", message=GONE, at=at))
         except SQLAlchemyError as error:
             logger.error("the jobs of the training cannot be ended: the store failed: %s", error)

@@ -51,7 +51,7 @@ class Leases:
     def _lose(self, protocol: Api, now: float, patience_seconds: float) -> None:
         # Bagua's workers say nothing any more once they are tuned.
         event = Event("lost", message=_silent(patience_seconds, protocol), at=now)
-        for job_id in self._store.lose_silent(
+        for job_id in self._store.jobs.lose_silent(
             protocol, now - patience_seconds, event, also_finished=protocol == "v2"
         ):
             logger.info("job %s: %s", job_id, event.message)
@@ -63,11 +63,11 @@ class Leases:
         if not job.is_lost:
             return job
         now = self._clock()
-        self._store.resume_job(job.id, now)
-        self._store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
+        self._store.jobs.resume(job.id, now)
+        self._store.events.add(job.id, Event("note", message=HEARD_AGAIN, at=now))
         let_go(self._store, job)
         logger.info("job %s: %s", job.id, HEARD_AGAIN)
-        return self._store.job(job.id)
+        return self._store.jobs.get(job.id)
 
 
 def _silent(seconds: float, protocol: Api) -> str:

@@ -117,7 +117,7 @@ class Tuner:
         self.leases.look()
         now = self._clock()
         inherited = self._inherit(job_id, spec) if protocol == "v2" else None
-        is_new = self.store.create_job(
+        is_new = self.store.jobs.create(
             job_id,
             spec,
             at=now,
@@ -135,20 +135,20 @@ class Tuner:
                 describe(spec.default_configuration),
             )
             for note in describe_inherited(inherited) if inherited else ():
-                self.store.add_event(job_id, Event("note", message=note, at=now))
+                self.store.events.add(job_id, Event("note", message=note, at=now))
                 logger.info("job %s: %s", job_id, note)
             if protocol == "v2" and not spec.fresh:
                 self._continue(job_id, model_key(spec))
         else:
-            self.store.resume_job(job_id, now)
-        self._met(self.store.job(job_id))
+            self.store.jobs.resume(job_id, now)
+        self._met(self.store.jobs.get(job_id))
         self.ask(job_id)
         return is_new
 
     def _inherit(self, job_id: str, spec: JobSpec) -> Inherited | None:
         """What a new job takes over; nothing of earlier jobs keeps it from being registered."""
         try:
-            self.store.job(job_id)
+            self.store.jobs.get(job_id)
         except UnknownJob:
             pass
         else:
@@ -161,12 +161,12 @@ class Tuner:
 
     def _continue(self, job_id: str, model_key: str) -> None:
         """Continue a training's earlier life in its new job, if there was one."""
-        previous = goes_on_with(self.store, self.store.job(job_id), model_key)
-        if previous is not None and self.store.continue_job(previous, job_id):
+        previous = goes_on_with(self.store, self.store.jobs.get(job_id), model_key)
+        if previous is not None and self.store.lives.join(previous, job_id):
             over = Event(
                 "ended", message=f"the training continues as job {job_id}", at=self._clock()
             )
-            self.store.end_gone([previous], over)
+            self.store.jobs.end_gone([previous], over)
             logger.info("job %s: another life of job %s", job_id, previous)
 
     def observe(
@@ -186,7 +186,7 @@ class Tuner:
         if not observations:
             return self._polled(job_id)
         weighed = partial(weigh, observations)
-        found = self.store.add_observations(
+        found = self.store.observations.add(
             job_id, index, observations, self._clock(), weighed, memory
         )
         job, trials = self._met(found.job), found.trials
@@ -208,7 +208,7 @@ class Tuner:
         now = self._clock()
         if now - contact.last_contact_at >= CONTACT_SECONDS:
             self._heard_of(job_id)
-            self.store.touch(job_id, now)
+            self.store.jobs.touch(job_id, now)
             status = self.status(job_id)
         return self._with_what_was_left(status)
 
@@ -229,19 +229,19 @@ class Tuner:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )
-        trials = Round.of(job, self.store.trials(job_id)).trials
+        trials = Round.of(job, self.store.trials.of(job_id)).trials
         if tensors * len(trials) <= MOST_READY_TIMES:
-            self.store.add_profile(job_id, index, profile, self._clock())
+            self.store.profiles.add(job_id, index, profile, self._clock())
 
     def take_progress(self, job_id: str, step: int, step_seconds: float) -> JobState:
         """Take in how far a tuned job is, and what its speed-up saved since it last told (see
         savings)."""
         job = self._heard_of(job_id)
-        observed = self.store.observed_steps(job_id).values()
+        observed = self.store.observations.steps(job_id).values()
         saved = saved_until(job, step, step_seconds, observed)
         if saved is None:
             return self._polled(job_id)
-        if self.store.count_saved(job_id, saved, self._clock()):
+        if self.store.jobs.count_saved(job_id, saved, self._clock()):
             for listener in self.listeners:
                 listener.on_saved(job, saved.seconds)
         return self.ask(job_id)
@@ -260,19 +260,19 @@ class Tuner:
             False if the trial is not the open one, or was never observed.
         """
         if values is None:
-            values = [observation for _, observation in self.store.observations(job_id, index)]
+            values = [observation for _, observation in self.store.observations.of(job_id, index)]
         current = self.open_trial(job_id)
         if not values or current is None or current.index != index:
             return False
-        found = self._estimate(self.store.job(job_id), values)
+        found = self._estimate(self.store.jobs.get(job_id), values)
         self._decisions.start(job_id, Measured(index, found))
         return True
 
     def reestimate(self, job_id: str, index: int, values: Sequence[Observation]) -> None:
         """Estimate a measured trial anew, after observations that came late."""
         if values:
-            found = self._estimate(self.store.job(job_id), values)
-            self.store.update_estimate(job_id, index, found)
+            found = self._estimate(self.store.jobs.get(job_id), values)
+            self.store.trials.update_estimate(job_id, index, found)
 
     def take_event(self, job_id: str, event: Event, memory: Memory | None = None) -> None:
         """Take in an event; its time is set here.
@@ -288,14 +288,14 @@ class Tuner:
         if event.kind == "disagreement" and event.trial is None and not job.is_over:
             raise TrialNotNamed("a disagreement must name its trial while the job is being tuned")
         if event.trial is not None and event.kind == "switched":
-            self.store.start_trial(job_id, event.trial, now)
+            self.store.trials.start(job_id, event.trial, now)
             if not job.is_over:
                 self._decisions.start(job_id, Ahead(event.trial))
         elif event.trial is not None:
-            self.store.trial(job_id, event.trial)
-        told_at = self.store.add_event(job_id, replace(event, at=now))
+            self.store.trials.get(job_id, event.trial)
+        told_at = self.store.events.add(job_id, replace(event, at=now))
         if event.kind == "ended":
-            self.store.end_job(job_id, now)
+            self.store.jobs.end(job_id, now)
             logger.info("job %s: training ended", job_id)
         elif told_at is not None and told_at < (job.finished_at or 0.0):
             return  # it was told before, and acted upon before the job was finished
@@ -312,14 +312,14 @@ class Tuner:
         logger.log(level, "job %s: %s: %s", job.id, what, reason)
         index = event.trial
         if index is None and not job.is_over:
-            index = winner_tried_again(job, self.store.trials(job.id))
+            index = winner_tried_again(job, self.store.trials.of(job.id))
         if index is not None and not job.is_over:
             self._decisions.give_up(job.id, Failed.of(index, event, memory))
         elif job.result and job.result.kept == "winner":
-            trials = self.store.trials(job.id)
+            trials = self.store.trials.of(job.id)
             if is_about_winner(job.result, job, event, trials):
                 given_up = give_up(job.result, job, event.kind, reason, len(trials))
-                self.store.replace_result(job.id, *given_up)
+                self.store.jobs.replace_result(job.id, *given_up)
 
     def _take_drift(self, job: Job, event: Event) -> None:
         """Tune the job again, from what is known, unless that happens too often."""
@@ -327,13 +327,13 @@ class Tuner:
         if job.phase != "finished":
             self.ask(job.id)  # the round was opened, but its first trial was not proposed
             return
-        trials, observed = self.store.trials(job.id), self.store.observed_steps(job.id)
-        spent = spent_steps(job, trials, observed, self.store.switch_seconds(job.id))
+        trials, observed = self.store.trials.of(job.id), self.store.observations.steps(job.id)
+        spent = spent_steps(job, trials, observed, self.store.events.switch_seconds(job.id))
         allowed = allowed_steps(observed, event.step)
         refused = refusal(job, spent, allowed)
         if refused is not None:
             logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
-        elif self.store.open_round(job.id, self._clock()):
+        elif self.store.jobs.open_round(job.id, self._clock()):
             logger.info("job %s: %s; tuning again, round %d", job.id, reason, job.round + 1)
             for listener in self.listeners:
                 listener.on_round(job)
@@ -341,7 +341,7 @@ class Tuner:
 
     def _heard_of(self, job_id: str) -> Job:
         """The job, whose ranks speak; OtherProtocol if they should not in this way."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         check_protocol(job)
         return self._met(job)
 
@@ -353,7 +353,7 @@ class Tuner:
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""
-        trials = self.store.trials(job_id)
+        trials = self.store.trials.of(job_id)
         return trials[-1] if trials and trials[-1].is_open else None
 
     def ask(self, job_id: str) -> JobState:
@@ -374,14 +374,14 @@ class Tuner:
     def _look(self, job_id: str) -> tuple[Contact, JobState]:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
-        contact, claimed_until = self.store.contact_and_claim(job_id)
+        contact, claimed_until = self.store.jobs.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and is_in_force(claimed_until, self._clock())
         state = self._states.get(job_id, contact.version, lambda: self._read_state(job_id))
         return contact, state.model_copy(update={"deciding": deciding or is_claimed})
 
     def _read_state(self, job_id: str) -> JobState:
         with self.store.database.reading():
-            return self._state(self.store.job(job_id), self.store.trials(job_id))
+            return self._state(self.store.jobs.get(job_id), self.store.trials.of(job_id))
 
     def _state(self, job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
         ceiling = with_ceiling(self.store, Round.shown(job, trials)).ceiling

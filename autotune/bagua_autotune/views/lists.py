@@ -106,8 +106,8 @@ def all_pages(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
 def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
     """Raises UnknownJob, as all of these do, if there is no such job."""
     with store.database.reading():
-        job, trials, tensors = store.job(job_id), store.trials(job_id), store.tensors(job_id)
-        place = store.place_of(job_id)
+        job, trials = store.jobs.get(job_id), store.trials.of(job_id)
+        tensors, place = store.jobs.tensors(job_id), store.lives.place_of(job_id)
         ceiling = with_ceiling(store, Round.shown(job, trials)).ceiling
     return JobDetail(
         **vars(job_state(job, trials, ceiling, deciding)),
@@ -136,7 +136,7 @@ def trial_list(
     """List a job's trials by index. Raises WrongPage, as all of these do."""
     (last,) = _key(after, r"([0-9]{1,10})", "a trial's index") or (-1,)
     with store.database.reading():
-        job, stored = store.job(job_id), store.trials(job_id)
+        job, stored = store.jobs.get(job_id), store.trials.of(job_id)
         trials = trial_views(job, stored, read_ceilings(store, job, stored))
     later = [trial for trial in trials if trial.index > last]
     page, following = _cut(later, limit, lambda trial: str(trial.index))
@@ -153,8 +153,8 @@ def observation_list(
     """List the observations of one trial, or of all, in the order of trials and steps."""
     told = _key(after, r"([0-9]{1,10})\.([0-9]{1,16})", "TRIAL.STEP")
     last = (told[0], told[1]) if told else None
-    limit = min(limit, max(1, MOST_VALUES // store.job(job_id).world_size))
-    found = store.observations(job_id, trial, last, limit + 1)
+    limit = min(limit, max(1, MOST_VALUES // store.jobs.get(job_id).world_size))
+    found = store.observations.of(job_id, trial, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")
     observations = [
         Observation(
@@ -174,14 +174,14 @@ def event_list(
 ) -> EventList:
     """List the events, oldest first."""
     (last,) = _key(after, r"([0-9]{1,18})", "a number") or (0,)
-    found = store.events_after(job_id, last, limit + 1)
+    found = store.events.after(job_id, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: str(pair[0]))
     return EventList(events=[event for _, event in page], next=following)
 
 
 def profile_list(store: Store, job_id: str, trial: int | None = None) -> ProfileList:
     """The profiles of one trial, or of all."""
-    found = store.profiles(job_id, trial)
+    found = store.profiles.of(job_id, trial)
     profiles = [TrialProfile(trial=index, **vars(profile)) for index, profile in found]
     return ProfileList(profiles=profiles)
 

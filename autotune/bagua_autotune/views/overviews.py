@@ -152,7 +152,7 @@ class Overviews:
         A job that cannot be read is left out. Where many changed, some have the figures, and the
         ``revision``, of a while ago; never another state, and never an older last contact.
         """
-        newest = self.store.contacts(name, limit + 1, after, team)
+        newest = self.store.jobs.contacts(name, limit + 1, after, team)
         following = newest[limit - 1].id if len(newest) > limit else None
         newest = newest[:limit]
         until = self._stopwatch() + LIST_BUDGET_SECONDS
@@ -193,7 +193,7 @@ class Overviews:
     def _look(self, job_id: str) -> tuple[Contact, bool]:
         """The job, and whether this process or another decides what follows in it."""
         is_deciding = self._is_deciding(job_id)
-        contact, claimed_until = self.store.contact_and_claim(job_id)
+        contact, claimed_until = self.store.jobs.contact_and_claim(job_id)
         return contact, is_deciding or is_in_force(claimed_until or 0.0, time.time())
 
     def curve(self, job_id: str) -> Curve:
@@ -203,7 +203,7 @@ class Overviews:
         on fewer trials than were closed says that there is more to come.
         """
         with self.store.database.reading():
-            job, stored = self.store.job(job_id), self.store.trials(job_id)
+            job, stored = self.store.jobs.get(job_id), self.store.trials.of(job_id)
         trials = closed(Round.of(job, stored).trials)
         shown = job.created_at, job.round, job.phase in CUT_SHORT
         known = self._curves.known(job_id)
@@ -224,10 +224,10 @@ class Overviews:
 
     def buckets(self, job_id: str) -> JobBuckets:
         """How the tensors are cut by default, and by the best configuration so far."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         if job.protocol in RUNS:
             return JobBuckets(tensors=0, bytes=0, layouts=[])
-        best = best_trial(Round.shown(job, self.store.trials(job_id)))
+        best = best_trial(Round.shown(job, self.store.trials.of(job_id)))
         configurations: dict[Role, Configuration] = {"default": job.baseline}
         if best is not None:
             configurations["incumbent"] = best.configuration
@@ -245,7 +245,7 @@ class Overviews:
         job, job_id = reading.job, reading.job.id
         stock = stock_setting(reading)
         has_seconds = reading.objective.seconds(0.0) is not None
-        times = self.store.step_times(job_id) if has_seconds else []
+        times = self.store.observations.step_times(job_id) if has_seconds else []
         return JobOverview(
             job=summary,
             default_configuration=job.baseline,
@@ -264,7 +264,7 @@ class Overviews:
             machine_change=machine_change(reading),
             stock=stock,
             stock_ddp="" if job.protocol in RUNS else stock_ddp_snippet(stock),
-            events=self.store.events(job_id, NEWEST_EVENTS),
+            events=self.store.events.of(job_id, NEWEST_EVENTS),
             knob_words=_knob_words(job.space),
         )
 
@@ -276,8 +276,8 @@ class Overviews:
         wanted = [best_trial(shown), shown.defaults.trial]
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
-            steps = self.store.latest_observations(job.id, trial.index, LATEST_STEPS)
-            profiles = self.store.latest_profiles(job.id, LATEST_PROFILES, trial.index)
+            steps = self.store.observations.latest(job.id, trial.index, LATEST_STEPS)
+            profiles = self.store.profiles.latest(job.id, LATEST_PROFILES, trial.index)
             exposed = exposed_seconds(steps, profiles)
             if exposed is not None:
                 found[trial.index] = exposed

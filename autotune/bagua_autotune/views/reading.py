@@ -61,16 +61,16 @@ class Reading:
 def read(store: Store, job_id: str) -> Reading:
     """Raises UnknownJob if there is no such job."""
     with store.database.reading():
-        job, trials = store.job(job_id), store.trials(job_id)
-        steps, drifts = store.observed_steps(job_id), store.count_events(job_id, "drift")
+        job, trials = store.jobs.get(job_id), store.trials.of(job_id)
+        steps, drifts = store.observations.steps(job_id), store.events.count(job_id, "drift")
         running = _running(job, trials, steps)
         return Reading(
             job=job,
             trials=trials,
             steps=steps,
-            switch_seconds=store.switch_seconds(job_id),
+            switch_seconds=store.events.switch_seconds(job_id),
             latest=(
-                store.latest_observations(job_id, running, LATEST_STEPS)
+                store.observations.latest(job_id, running, LATEST_STEPS)
                 if running is not None
                 else []
             ),
@@ -96,5 +96,5 @@ def _running(job: Job, trials: Sequence[Trial], observed: Container[int]) -> int
 def _drifted_seconds(store: Store, job: Job) -> float | None:
     if job.finished_at is None:
         return None
-    newest = store.events(job.id, 1, "drift")
+    newest = store.events.of(job.id, 1, "drift")
     return newest[0].seconds if newest and newest[0].at >= job.finished_at else None

@@ -12,7 +12,7 @@ from bagua_autotune.measuring.ceiling import paces
 from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.view import View
-from bagua_autotune.store.observations import StepTime
+from bagua_autotune.store.observations import SlowestTime
 from bagua_autotune.views.reading import Reading
 from bagua_wire.profile import Profile
 from bagua_wire.words import describe
@@ -50,7 +50,7 @@ class BestSoFar(View):
     seconds: float
 
 
-def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> StepSeries:
+def thin_out(times: Sequence[SlowestTime], most_points: int = MOST_POINTS) -> StepSeries:
     """Return at most so many points, but always one of each trial.
 
     Args:
@@ -107,11 +107,11 @@ def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestS
     return found
 
 
-def _parts(members: Sequence[StepTime], stride: int) -> list[Sequence[StepTime]]:
+def _parts(members: Sequence[SlowestTime], stride: int) -> list[Sequence[SlowestTime]]:
     return [members[start : start + stride] for start in range(0, len(members), stride)]
 
 
-def _point(part: Sequence[StepTime]) -> StepPoint:
+def _point(part: Sequence[SlowestTime]) -> StepPoint:
     middle = part[len(part) // 2]
     slowest = median(time.slowest for time in part)
     return StepPoint(step=middle.step, trial=middle.trial, seconds=slowest)

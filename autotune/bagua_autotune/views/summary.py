@@ -52,7 +52,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
     job = reading.job
     profiles = []
     if not any(observation.compute for observation in reading.latest):
-        profiles = store.latest_profiles(job.id, LATEST_PROFILES)
+        profiles = store.profiles.latest(job.id, LATEST_PROFILES)
     state = job_state(job, reading.trials, reading.shown.ceiling)
     figures = make_figures(reading, profiles)
     return JobSummary(
@@ -67,7 +67,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         headline=make_headline(reading, state, figures),
         reason=job.result.reason_code if job.result and is_settled(job) else None,
         figures=figures,
-        life=store.place_of(job.id).number,
+        life=store.lives.place_of(job.id).number,
         saved_rank_seconds=saved_rank_seconds(reading),
         team=job.team,
     )

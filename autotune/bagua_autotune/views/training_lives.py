@@ -39,12 +39,12 @@ class Life(View):
 def make_lives(store: Store, summaries: Summaries, job_id: str) -> list[Life]:
     """All lives of the job's training that are stored, the first one first; none if it is the
     only one."""
-    numbers = dict(store.lives(job_id))
+    numbers = dict(store.lives.of(job_id))
     if len(numbers) < 2:
         return []
-    contacts = [store.contact(each) for each in numbers]
+    contacts = [store.jobs.contact(each) for each in numbers]
     found = [each.summary for each in read_each(contacts, summaries.of)]
-    jobs = [store.job(summary.id) for summary in found]
+    jobs = [store.jobs.get(summary.id) for summary in found]
     return [
         _life(numbers[summary.id], summary, job, following)
         for summary, job, following in zip(found, jobs, [*jobs[1:], None], strict=True)

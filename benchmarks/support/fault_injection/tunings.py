@@ -55,8 +55,7 @@ def audit(url: str, reports: Iterable[Report]) -> Books:
     damage = [finding.words for finding in examine(store) if finding.is_fault]
     # A closed trial takes so many late steps; the rest is dropped on purpose.
     query = select(TrialRow.job_id, TrialRow.index).where(TrialRow.late_steps >= MOST_LATE_STEPS)
-    with store.database.reading() as session:
-        full = {tuple(row) for row in session.execute(query)}
+    full = {tuple(row) for row in store.database.read(query)}
     found: dict[str, set[object]] = {}
     acknowledged, lost = 0, []
     for report in reports:
@@ -80,8 +79,8 @@ def _items(report: Report) -> list[object]:
 
 
 def _told_of(store: Store, job_id: str) -> set[object]:
-    steps = {(trial, step.step, step.values) for trial, step in store.observations(job_id)}
-    return {*steps, *((event.kind, event.trial, event.step) for event in store.events(job_id))}
+    steps = {(trial, step.step, step.values) for trial, step in store.observations.of(job_id)}
+    return {*steps, *((event.kind, event.trial, event.step) for event in store.events.of(job_id))}
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def tune(setting: Setting) -> Row:
             "steps": trial.estimate.count if trial.estimate else 0,
             "over_best": job.true_seconds(trial.configuration) / row["best_seconds"] - 1,
         }
-        for trial in store.trials("job")
+        for trial in store.trials.of("job")
     ]
     store.close()
     named = {"problem": case.name, "truth": case.kind, "climate": setting.climate.name}

@@ -118,5 +118,5 @@ def register(url: str, job_ids: list[str], warmup_seconds: float) -> None:
     for job_id in job_ids:
         spec = JobSpec.model_validate_json(json.dumps(registration(job_id, warmup_seconds)))
         first = Trial(0, "search", Configuration(DEFAULT))
-        store.create_job(job_id, spec, at=time.time(), first=first)
+        store.jobs.create(job_id, spec, at=time.time(), first=first)
     store.close()

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.background import SUPERFLUOUS
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
@@ -58,9 +58,9 @@ def test_a_decision_that_another_replica_has_made_is_counted(
 ) -> None:
     after = NextStep.after
 
-    def outrun(self: NextStep, round_: Round, *arguments: Any) -> Step:
+    def outrun(self: NextStep, round_: Round, *arguments: Any) -> Move:
         step = after(self, round_, *arguments)
-        assert self._store.advance(round_.job.id, step)
+        assert self._store.trials.advance(round_.job.id, step)
         return step
 
     client.put(JOB, json=registration())

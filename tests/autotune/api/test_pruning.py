@@ -24,7 +24,7 @@ from tests.autotune.support import make_spec, registration, stored_jobs
 def test_jobs_are_deleted_only_where_the_request_is_valid(
     client: FlaskClient, store: Store, body: dict[str, Any], field: str
 ) -> None:
-    store.create_job("old", make_spec(), at=1.0)
+    store.jobs.create("old", make_spec(), at=1.0)
     refused = client.post("/api/v2/prune", json=body)
     assert refused.status_code == 422
     assert field in refused.get_json(force=True)["detail"]
@@ -54,7 +54,7 @@ def test_the_log_says_who_had_jobs_deleted(
 ) -> None:
     caplog.set_level("INFO", "bagua_autotune.api.v2")
     for name in ("gone", "old"):
-        store.create_job(name, make_spec(), at=1.0)
+        store.jobs.create(name, make_spec(), at=1.0)
     client.delete("/api/v2/jobs/gone")
     client.post("/api/v2/prune", json={"older_than_days": 3, "dry_run": True})
     client.post("/api/v2/prune", json={"older_than_days": 3})

@@ -60,7 +60,7 @@ def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
 ) -> None:
     for job_id in ("gone", "here"):
         client.put(f"/api/v2/jobs/{job_id}", json=registration(name=job_id))
-    store.touch("gone", time.time() - SILENT_SECONDS - 1)
+    store.jobs.touch("gone", time.time() - SILENT_SECONDS - 1)
     listed = client.get("/api/v2/jobs").get_json()["jobs"]
     assert {job["id"]: job["state"] for job in listed} == {"gone": "lost", "here": "tuning"}
     assert {job["id"]: job["is_lost"] for job in listed} == {"gone": True, "here": False}

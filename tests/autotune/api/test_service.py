@@ -78,10 +78,10 @@ def test_a_wrong_address_is_answered_as_any_error(client: FlaskClient, path: str
 
 
 def test_a_store_that_fails_is_a_503_and_not_ready(app: Flask, store: Store, monkeypatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OperationalError("SELECT", {}, Exception("disk I/O error"))
 
-    monkeypatch.setattr(store.database, "reading", fail)
+    monkeypatch.setattr(store.database, "read", fail)
     client = app.test_client()
     for path in ("/readyz", "/api/v2/jobs"):
         response = client.get(path)
@@ -106,9 +106,8 @@ def test_a_bug_is_logged_and_not_shown(app: Flask, caplog: pytest.LogCaptureFixt
 def test_one_broken_job_does_not_hide_the_others(client: FlaskClient, store: Store) -> None:
     for job, name in (("job", "digits"), ("broken", "broken")):
         client.put(f"/api/v2/jobs/{job}", json=registration(name=name))
-    with store.database.writing() as session:
-        broken = update(TrialRow).where(TrialRow.job_id == "broken")
-        session.execute(broken.values(configuration=[1], cost=1e300))
+    broken = update(TrialRow).where(TrialRow.job_id == "broken")
+    store.database.write(broken.values(configuration=[1], cost=1e300))
     jobs = client.get("/api/v2/jobs").get_json()["jobs"]
     assert [job["id"] for job in jobs] == ["job"]
 

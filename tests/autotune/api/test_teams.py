@@ -152,7 +152,7 @@ def test_a_job_takes_over_nothing_of_another_team_s(
 ) -> None:
     def begin(client: FlaskClient, job_id: str) -> Any:
         client.put(f"/api/v2/jobs/{job_id}", json=registration())
-        return store.job(job_id).inherited
+        return store.jobs.get(job_id).inherited
 
     begin(vision, "job")
     drive(vision, Ranks(noise=0.001), steps=10)
@@ -163,7 +163,7 @@ def test_a_job_takes_over_nothing_of_another_team_s(
     begin(vision, "cut-short")
     vision.post("/api/v2/jobs/cut-short/events", json=ENDED)
     begin(speech, "another")
-    assert store.place_of("another").previous is None
+    assert store.lives.place_of("another").previous is None
     assert "cut-short" in names(vision), "it has no later life that would stand for it"
 
 
@@ -217,5 +217,5 @@ def test_the_metrics_count_the_jobs_of_each_team_and_of_no_other(
         assert vision.put(f"/api/v2/jobs/{job}", json=registration()).status_code == 201
     vision.post("/api/v2/jobs/second/events", json=ENDED)
     operator.put("/api/v2/jobs/mine", json=registration())
-    store.create_job("left", make_spec(team="dissolved"), at=1.0)
+    store.jobs.create("left", make_spec(team="dissolved"), at=1.0)
     assert of(scrape(operator), "team_running") == {("vision",): 1, ("speech",): 0, ("none",): 2}

@@ -27,7 +27,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine import migrations
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
 from tests.autotune.cli.conftest import TOKEN
@@ -93,9 +93,9 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
 def test_a_silent_job_is_called_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     store = Store(url)
-    store.create_job("job", make_spec(), at=1.0)
+    store.jobs.create("job", make_spec(), at=1.0)
     configuration = Configuration(make_spec().default_configuration)
-    store.advance("job", Step(2.0, next_trial=Trial(0, "search", configuration)))
+    store.trials.advance("job", Move(2.0, next_trial=Trial(0, "search", configuration)))
     store.close()
     _, row = lines(run("jobs", "--database", url))
     assert row[2] == "tuning, silent"
@@ -118,20 +118,22 @@ def test_show_tells_what_became_of_the_complexity(tmp_path: Path) -> None:
 def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     store = Store(url)
-    store.create_job("job", make_spec(), at=1.0)
+    store.jobs.create("job", make_spec(), at=1.0)
     default = Configuration(make_spec().default_configuration)
     chosen = Configuration(default, bucket_bytes=4 * MIB)
     outcome = TuningResult(chosen, "winner", 1.25, 1.2, 1.3, 2, 20, 4.0, "faster")
     outcome = replace(outcome, cost_steps=12.345, cost_seconds=3.7, payback_steps=61)
     for round, first in ((0, 0), (1, 2)):
         if round:
-            assert store.open_round("job", 5.0)
+            assert store.jobs.open_round("job", 5.0)
         baseline = Trial(first, "search", default, round=round)
         tried = Trial(first + 1, "search", chosen, round=round)
         measured = Estimate(-1.0, 0.01, 10)
-        store.advance("job", Step(2.0, next_trial=baseline))
-        store.advance("job", Step(3.0, first, measured, next_trial=tried))
-        store.advance("job", Step(4.0, first + 1, replace(measured, center=-1.2), result=outcome))
+        store.trials.advance("job", Move(2.0, next_trial=baseline))
+        store.trials.advance("job", Move(3.0, first, measured, next_trial=tried))
+        store.trials.advance(
+            "job", Move(4.0, first + 1, replace(measured, center=-1.2), result=outcome)
+        )
     store.close()
     result = run("show", "job", "--database", url)
     _, header, *rows = lines(result)
@@ -145,7 +147,7 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     assert "paid back: after 61 steps of the result" in result.output
     assert "job digits (job): finished, round 1" in result.output
     store = Store(url)
-    assert store.open_round("job", 5.0)
+    assert store.jobs.open_round("job", 5.0)
     store.close()
     again = run("show", "job", "--database", url).output
     assert "job digits (job): tuning, round 2" in again

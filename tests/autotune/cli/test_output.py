@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import main, output
 from bagua_autotune.model.job import Trial
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_wire.configuration import Configuration
 from tests.autotune.support import make_spec
 
@@ -29,12 +29,12 @@ def test_nothing_that_ranks_say_is_obeyed_by_a_terminal(
     monkeypatch.setenv("COLUMNS", "300")
     url = f"sqlite:///{tmp_path / 'a.db'}"
     store = Store(url)
-    store.create_job("evil", make_spec(), at=1.0)
+    store.jobs.create("evil", make_spec(), at=1.0)
     trial = Trial(0, "search", Configuration(make_spec().default_configuration))
-    store.advance("evil", Step(1.0, next_trial=trial))
+    store.trials.advance("evil", Move(1.0, next_trial=trial))
     following = replace(trial, index=1)
-    failed = Step(2.0, closes=0, failure="\x1b[2J\x1b[31mpwned\nline\ttab", next_trial=following)
-    assert store.advance("evil", failed)
+    failed = Move(2.0, closes=0, failure="\x1b[2J\x1b[31mpwned\nline\ttab", next_trial=following)
+    assert store.trials.advance("evil", failed)
     store.close()
     for arguments in (["show", "evil"], ["jobs"], ["export", "evil", "--csv"]):
         result = run(*arguments, "--database", url)
@@ -63,11 +63,11 @@ def test_on_a_narrow_terminal_nothing_of_a_trial_is_lost(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     store = Store(url)
-    store.create_job("job", make_spec(), at=1.0)
+    store.jobs.create("job", make_spec(), at=1.0)
     first = Trial(0, "search", Configuration(make_spec().default_configuration))
-    store.advance("job", Step(2.0, next_trial=first))
+    store.trials.advance("job", Move(2.0, next_trial=first))
     failure = "rank 3 could not build the buckets: " + " ".join(f"word{n}" for n in range(20))
-    store.advance("job", Step(3.0, closes=0, failure=failure))
+    store.trials.advance("job", Move(3.0, closes=0, failure=failure))
     store.close()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")

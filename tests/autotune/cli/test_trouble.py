@@ -218,7 +218,7 @@ def test_watching_goes_on_when_the_database_is_there_again(
     def end() -> None:
         rename(database, "gone", "jobs")
         store = Store(f"sqlite:///{database}")
-        store.end_job(JOB, time.time())
+        store.jobs.end(JOB, time.time())
         store.close()
 
     between_looks(lambda: rename(database, "jobs", "gone"), end)
@@ -247,7 +247,7 @@ def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
             store.close()
             end_connections(url)
             store = Store(url)
-            store.end_job(JOB, time.time())
+            store.jobs.end(JOB, time.time())
             store.close()
             rest, errors = process.stdout.read(), process.stderr.read()
     assert first.startswith("digits: Tuning: "), errors

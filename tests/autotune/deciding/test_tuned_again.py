@@ -73,14 +73,14 @@ def finished(tuner: Tuner) -> int:
     """The last step of a tuned job."""
     tuner.register("job", make_spec(limits={"max_samples": 6}))
     assert drive(tuner, "job", Ranks(noise=0.001)).state == "finished"
-    return max(observed.step for _, observed in tuner.store.observations("job"))
+    return max(observed.step for _, observed in tuner.store.observations.of("job"))
 
 
 def test_on_a_faster_network_what_was_kept_is_left_where_the_default_beats_it() -> None:
     """All of its steps became faster, and those of the default most."""
     tuner = Tuner(Store("sqlite://"))
     last = finished(tuner)
-    kept, default = tuner.status("job").configuration, tuner.store.job("job").baseline
+    kept, default = tuner.status("job").configuration, tuner.store.jobs.get("job").baseline
     assert kept != default
     ranks = Ranks(1, 0.001, lambda tried: 0.1 if tried == default else 0.15)
     ranks.step = last + 200
@@ -103,11 +103,11 @@ def test_rounds_of_a_machine_that_changes_all_the_time_cost_a_bounded_part_of_th
         tuner.take_event("job", drift(ranks.step, 0.3))
         drive(tuner, "job", ranks)
     of, trials, observed = (
-        tuner.store.job("job"),
-        tuner.store.trials("job"),
-        tuner.store.observed_steps("job"),
+        tuner.store.jobs.get("job"),
+        tuner.store.trials.of("job"),
+        tuner.store.observations.steps("job"),
     )
-    spent = spent_steps(of, trials, observed, tuner.store.switch_seconds("job"))
+    spent = spent_steps(of, trials, observed, tuner.store.events.switch_seconds("job"))
     assert spent > 0
     one_more = spent / of.round
     assert spent <= allowed_steps(observed, ranks.step) + one_more
@@ -118,11 +118,11 @@ def test_a_round_ends_when_tuning_again_has_cost_what_it_may() -> None:
     """All but the two known ones are ten times as slow."""
     tuner = Tuner(Store("sqlite://"))
     finished(tuner)
-    kept, default = tuner.status("job").configuration, tuner.store.job("job").baseline
+    kept, default = tuner.status("job").configuration, tuner.store.jobs.get("job").baseline
     ranks = Ranks(1, 0.001, lambda tried: 0.2 if tried == kept else 0.25 if tried == default else 2)
     tuner.take_event("job", drift(ranks.step + 200, 0.3))
     assert drive(tuner, "job", ranks).round == 1
-    tried = [t for t in tuner.store.trials("job") if t.round == 1 and t.purpose == "search"]
+    tried = [t for t in tuner.store.trials.of("job") if t.round == 1 and t.purpose == "search"]
     assert len(tried) == 3, "one of them cost more than all may"
     result = tuner.status("job").result
     assert result is not None

@@ -40,7 +40,7 @@ def carried(tuner: Tuner, job_id: str) -> Tuner:
 
 
 def tried(tuner: Tuner, job_id: str) -> list[Configuration]:
-    return [trial.configuration for trial in tuner.store.trials(job_id)]
+    return [trial.configuration for trial in tuner.store.trials.of(job_id)]
 
 
 def test_a_restart_on_another_host_goes_on_where_it_was(tuner: Tuner) -> None:
@@ -49,7 +49,7 @@ def test_a_restart_on_another_host_goes_on_where_it_was(tuner: Tuner) -> None:
     measured = tried(tuner, "before")
     other = carried(tuner, "before")
     other.register("after", make_spec(**RUN))
-    inherited = other.store.job("after").inherited
+    inherited = other.store.jobs.get("after").inherited
     assert inherited is not None
     assert inherited.earlier is not None
     assert len(inherited.earlier.trials) == 3
@@ -96,9 +96,9 @@ def test_what_is_known_already_stays_as_it_is(tuner: Tuner) -> None:
     run(tuner, "job", Ranks(noise=0.002), trials=2)
     copy = copy_of(tuner.store, tuner.knowledge, "job")
     run(tuner, "job", Ranks(noise=0.002), trials=3)
-    before = tuner.store.job("job"), tuner.store.trials("job")
+    before = tuner.store.jobs.get("job"), tuner.store.trials.of("job")
     assert adopt(tuner.store, copy, time.time()) == 0
-    assert (tuner.store.job("job"), tuner.store.trials("job")) == before
+    assert (tuner.store.jobs.get("job"), tuner.store.trials.of("job")) == before
 
 
 def test_a_copy_of_a_clock_that_is_ahead_is_older_than_what_follows(tuner: Tuner) -> None:
@@ -109,7 +109,7 @@ def test_a_copy_of_a_clock_that_is_ahead_is_older_than_what_follows(tuner: Tuner
     other = carried(late, "before")
     other.register("after", make_spec(**RUN))
     assert [job.id for job in Overviews(other.store).job_list().jobs] == ["after"]
-    assert other.store.job("before").created_at < other.store.job("after").created_at
+    assert other.store.jobs.get("before").created_at < other.store.jobs.get("after").created_at
 
 
 def drop_tensor(copy: dict[str, Any]) -> None:

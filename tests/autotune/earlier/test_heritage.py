@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 
 import pytest
+from sqlalchemy import update
 
 from bagua_autotune.costs import Kind
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
@@ -29,20 +31,20 @@ def tuner() -> Tuner:
 
 def knows_before_its_first_trial(tuner: Tuner, job_id: str) -> bool:
     """Whether there was a cost model when only its registration was known."""
-    job = tuner.store.job(job_id)
+    job = tuner.store.jobs.get(job_id)
     return Knowledge(tuner.store).problem(Round(job, [])).predictor is not None
 
 
 def test_the_first_job_inherits_nothing(tuner: Tuner) -> None:
     tuned(tuner, "first", simulator())
-    assert tuner.store.job("first").inherited is None
+    assert tuner.store.jobs.get("first").inherited is None
 
 
 def test_the_same_model_on_another_network_takes_over_the_ready_times(tuner: Tuner) -> None:
     first = simulator()
     tuned(tuner, "first", first)
     job = tuned(tuner, "second", simulator(gbit_per_second=25), 1, fingerprint="second")
-    inherited = tuner.store.job("second").inherited
+    inherited = tuner.store.jobs.get("second").inherited
     assert inherited is not None
     assert (inherited.configuration, inherited.costs, inherited.source) == (None, {}, "first")
     assert inherited.ready_seconds is not None
@@ -55,7 +57,7 @@ def test_the_same_model_on_another_network_takes_over_the_ready_times(tuner: Tun
 def test_another_model_on_the_same_network_takes_over_the_costs(tuner: Tuner) -> None:
     tuned(tuner, "first", simulator())
     job = tuned(tuner, "second", simulator("bert-large"), 1, fingerprint="second")
-    inherited = tuner.store.job("second").inherited
+    inherited = tuner.store.jobs.get("second").inherited
     assert inherited is not None
     assert (inherited.configuration, inherited.ready_seconds) == (None, None)
     kinds = {Kind.parse(text) for text in inherited.costs}
@@ -155,16 +157,16 @@ class Afresh(SimulatedJob):
 def test_one_that_begins_afresh_takes_over_nothing_and_leaves_what_it_finds(tuner: Tuner) -> None:
     first = SimulatedJob(tuner, simulator(), "first", 0, name="one")
     first.run(100)
-    gone = Event("ended", at=tuner.store.job("first").last_contact_at + 1)
-    tuner.store.end_gone(["first"], gone)
+    gone = Event("ended", at=tuner.store.jobs.get("first").last_contact_at + 1)
+    tuner.store.jobs.end_gone(["first"], gone)
     job = Afresh(tuner, simulator(), "afresh", 1, name="one")
-    assert tuner.store.job("afresh").inherited is None
-    assert tuner.store.following("first") is None, "nor is it a life of that one"
+    assert tuner.store.jobs.get("afresh").inherited is None
+    assert tuner.store.lives.following("first") is None, "nor is it a life of that one"
     assert not knows_before_its_first_trial(tuner, "afresh")
     job.run(3000, until_finished=True)
     assert job.is_finished
     SimulatedJob(tuner, simulator(), "next", 1, name="one")
-    inherited = tuner.store.job("next").inherited
+    inherited = tuner.store.jobs.get("next").inherited
     assert inherited is not None
     assert inherited.source == "afresh"
 
@@ -188,11 +190,11 @@ def test_explicit_buckets_of_another_model_are_not_begun_with(tuner: Tuner) -> N
     tuner.register("first", explicit)
     drive(tuner, "first", Ranks())
     for counts, is_inherited in (([100, 150], True), ([100, 149], False)):
-        with tuner.store.database.writing() as session:
-            row = session.get_one(JobRow, "first")
-            assert row.result
-            configuration = {**row.result["configuration"], "buckets": counts}
-            row.result = {**row.result, "configuration": configuration}
+        stored = tuner.store.jobs.get("first").result
+        assert stored
+        changed = replace(stored, configuration={**stored.configuration, "buckets": counts})
+        of_first = update(JobRow).where(JobRow.id == "first")
+        tuner.store.database.write(of_first.values(result=asdict(changed)))
         found = inherit(explicit, tuner.store, Knowledge(tuner.store))
         assert (found is not None) == is_inherited
 
@@ -219,7 +221,7 @@ def test_a_default_that_was_kept_as_noise_would_hide_any_gain_is_not_begun_with(
     assert first is not None
     assert NOT_SHOWN in first.reason
     again = tuned(tuner, "again", of, 1, noise=0.005)
-    inherited = tuner.store.job("again").inherited
+    inherited = tuner.store.jobs.get("again").inherited
     assert inherited is not None
     assert (inherited.configuration, inherited.gain) == (None, None)
     result = again.status.result
@@ -280,5 +282,5 @@ def test_jobs_of_bagua_s_protocol_inherit_nothing_and_leave_nothing(tuner: Tuner
     tuner.register("new", make_spec(limits={"max_samples": 4}))
     drive(tuner, "new", Ranks())
     tuner.register("old", make_spec(), protocol="v1")
-    assert tuner.store.job("old").inherited is None
-    assert tuner.store.latest_job(fingerprint=make_spec().fingerprint).id == "new"
+    assert tuner.store.jobs.get("old").inherited is None
+    assert tuner.store.jobs.latest(fingerprint=make_spec().fingerprint).id == "new"

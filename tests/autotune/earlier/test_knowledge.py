@@ -43,7 +43,7 @@ def test_an_id_that_is_used_again_is_another_job(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     tuner.take_profile("job", 0, profile(250))
     store = tuner.store
-    before = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
+    before = Knowledge(store).problem(Round.of(store.jobs.get("job"), store.trials.of("job")))
     retention.prune(store, math.inf)
     small = make_spec(tensors=registration()["tensors"][:3])
     tuner.register("job", small)
@@ -52,10 +52,10 @@ def test_an_id_that_is_used_again_is_another_job(tuner: Tuner) -> None:
     tuner.take_profile("job", 0, profile(3))
     steps = [Observation(step, (0.2,) * 4) for step in range(1, 30)]
     tuner.observe("job", 0, steps)
-    assert tuner.store.trials("job")[0].state == "measured"
-    asked = [trial.configuration for trial in store.trials("job")]
+    assert tuner.store.trials.of("job")[0].state == "measured"
+    asked = [trial.configuration for trial in store.trials.of("job")]
     # A model of three tensors leaves hardly anything to try.
-    after = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
+    after = Knowledge(store).problem(Round.of(store.jobs.get("job"), store.trials.of("job")))
     assert len(after.candidates) < len(before.candidates)
     assert set(asked) <= set(after.candidates)
 
@@ -68,7 +68,7 @@ def test_a_profile_has_a_ready_time_of_each_tensor_and_no_more_buckets_than_tens
         tuner.take_profile("job", 0, profile(3))
     with pytest.raises(WrongStep, match="3 are more than the job's 2 tensors"):
         tuner.take_profile("job", 0, profile(2))
-    assert tuner.store.profiles("job") == []
+    assert tuner.store.profiles.of("job") == []
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -77,8 +77,8 @@ def test_one_explicit_list_is_offered_for_each_way_to_reduce_and_stays(
 ) -> None:
     """Each fit would list slightly other buckets; a new one each time would never be compared."""
     job = tuned(tuner, "job", simulator(), seed, knobs=LISTS)
-    trials = tuner.store.trials("job")
-    problem = Knowledge(tuner.store).problem(Round.of(tuner.store.job("job"), trials))
+    trials = tuner.store.trials.of("job")
+    problem = Knowledge(tuner.store).problem(Round.of(tuner.store.jobs.get("job"), trials))
     listed = [c for c in problem.candidates if c["buckets"]]
     assert sorted(str(c["hierarchical"]) for c in listed) == ["leaders", "off", "shards"]
     tried = {t.configuration for t in trials if t.configuration["buckets"]}
@@ -95,7 +95,7 @@ def test_no_explicit_list_is_offered_before_two_settings_were_profiled(tuner: Tu
     tuner.register("job", spec)
     tuner.take_profile("job", 0, profile(250))
     store = tuner.store
-    problem = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
+    problem = Knowledge(store).problem(Round.of(store.jobs.get("job"), store.trials.of("job")))
     assert problem.predictor is not None
     assert not any(c["buckets"] for c in problem.candidates)
 
@@ -104,7 +104,7 @@ def test_what_a_better_setting_is_worth_grows_with_the_steps_that_remain(tuner: 
     found = []
     for steps in (1, 1000, 10**9):
         tuner.register(f"job{steps}", make_spec(limits={"remaining_steps": steps}))
-        job = tuner.store.job(f"job{steps}")
+        job = tuner.store.jobs.get(f"job{steps}")
         found.append(Knowledge(tuner.store).problem(Round(job, [])).horizon_trials)
     assert 0 < found[0] < found[1] < found[2] == LONGEST_HORIZON_TRIALS
 
@@ -165,7 +165,7 @@ def test_a_job_begins_although_nothing_can_be_learned_from_earlier_ones(
     tuned(tuner, "first", simulator())
     monkeypatch.setattr(knowledge, "fit_model", unfittable)
     assert tuned(tuner, "second", simulator(), 1).status.result is not None
-    assert tuner.store.job("second").inherited is None
+    assert tuner.store.jobs.get("second").inherited is None
     assert "job second: begins without what earlier jobs found" in caplog.text
 
 
@@ -178,7 +178,7 @@ def test_of_few_tensors_no_list_is_tried_that_does_what_another_setting_does(
     knobs = ("bucket_bytes", "hierarchical", "channels", "buckets")
     default = Configuration({**{knob: few.default[knob] for knob in knobs}, "channels": 4})
     job = tuned(tuner, "job", few, knobs=knobs, default=default)
-    tried = [trial.configuration for trial in tuner.store.trials("job")]
+    tried = [trial.configuration for trial in tuner.store.trials.of("job")]
     assert len(set(tried)) > 2
     assert not any(configuration["buckets"] for configuration in tried)
     assert slower_than_best(job) < 0.05

@@ -41,16 +41,16 @@ def cut_short(tuner: Tuner, job_id: str, trials: int, **changes: Any) -> Trial:
 
 
 def tried(tuner: Tuner, job_id: str) -> list[Configuration]:
-    return [trial.configuration for trial in tuner.store.trials(job_id)]
+    return [trial.configuration for trial in tuner.store.trials.of(job_id)]
 
 
 def searched(tuner: Tuner, job_id: str) -> list[Configuration]:
-    trials = tuner.store.trials(job_id)
+    trials = tuner.store.trials.of(job_id)
     return [trial.configuration for trial in trials if trial.purpose == "search"]
 
 
 def notes(tuner: Tuner, job_id: str) -> list[str]:
-    return [event.message for event in tuner.store.events(job_id) if event.kind == "note"]
+    return [event.message for event in tuner.store.events.of(job_id) if event.kind == "note"]
 
 
 def test_a_restart_on_the_same_ranks_goes_on_where_it_was(empty_url: str) -> None:
@@ -73,7 +73,7 @@ def test_a_restart_on_the_same_ranks_goes_on_where_it_was(empty_url: str) -> Non
     fastest = min(map(peaked, [*measured, *own]))
     assert peaked(result.configuration) < 1.02 * fastest
     # What was cut short is neither scored nor failed, and stays as it was.
-    left = tuner.store.trials("before")[4]
+    left = tuner.store.trials.of("before")[4]
     assert (left.is_open, left.estimate, left.failure) == (True, None, None)
     tuner.store.close()
 
@@ -105,7 +105,7 @@ def test_lives_add_up(tuner: Tuner) -> None:
     limits = {"max_samples": 8}
     for life in range(3):
         cut_short(tuner, f"life-{life}", 3, limits=limits)
-    inherited = tuner.store.job("life-2").inherited
+    inherited = tuner.store.jobs.get("life-2").inherited
     assert inherited is not None
     assert inherited.earlier is not None
     before = {c for life in ("life-0", "life-1") for c in searched(tuner, life)[1:3]}
@@ -166,7 +166,7 @@ def test_with_other_ranks_a_job_begins_with_what_was_best_and_measures_anew(
     status = tuner.status("before")
     best = status.configuration if is_done else status.progress.incumbent
     tuner.register("after", make_spec(**RESIZED))
-    inherited = tuner.store.job("after").inherited
+    inherited = tuner.store.jobs.get("after").inherited
     assert inherited is not None
     assert (inherited.gain, inherited.source) == (None, "before")
     assert not (inherited.earlier and inherited.earlier.trials)
@@ -184,7 +184,7 @@ def test_back_on_its_first_ranks_a_job_finds_its_trials_of_then(tuner: Tuner) ->
     cut_short(tuner, "four", 4)
     tuner.register("two", make_spec(**RESIZED))
     tuner.register("four-again", make_spec())
-    inherited = tuner.store.job("four-again").inherited
+    inherited = tuner.store.jobs.get("four-again").inherited
     assert inherited is not None
     assert inherited.earlier is not None
     assert len(inherited.earlier.trials) == 3
@@ -196,7 +196,7 @@ def test_another_job_or_another_model_is_no_restart(tuner: Tuner) -> None:
         ({"name": "other"}, {"tensors": make_tensors(249), "fingerprint": "3" * 64})
     ):
         tuner.register(f"after-{place}", make_spec(**changes))
-        assert tuner.store.job(f"after-{place}").inherited is None
+        assert tuner.store.jobs.get(f"after-{place}").inherited is None
 
 
 def make_tensors(count: int) -> list[dict[str, Any]]:
@@ -218,7 +218,7 @@ def smaller() -> Simulator:
 def test_a_resize_keeps_what_is_known_of_the_network(tuner: Tuner) -> None:
     tuned(tuner, "eight", simulator(), name="resnet")
     job = SimulatedJob(tuner, smaller(), "four", 1, fingerprint="four", name="resnet")
-    inherited = tuner.store.job("four").inherited
+    inherited = tuner.store.jobs.get("four").inherited
     assert inherited is not None
     assert inherited.ready_seconds is not None
     assert Kind("off", 1) in {Kind.parse(text) for text in inherited.costs}
@@ -229,7 +229,7 @@ def test_a_resize_keeps_what_is_known_of_the_network(tuner: Tuner) -> None:
 
 def test_costs_of_other_ranks_are_those_of_their_messages(tuner: Tuner) -> None:
     tuned(tuner, "eight", simulator())
-    previous, knowledge = tuner.store.job("eight"), Knowledge(tuner.store)
+    previous, knowledge = tuner.store.jobs.get("eight"), Knowledge(tuner.store)
     spec = resized(previous.software, [2, 2])
     before = knowledge.fit_whole(previous)
     assert before is not None

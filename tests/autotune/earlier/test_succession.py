@@ -94,9 +94,9 @@ def test_two_that_run_at_the_same_time_are_two_jobs(tuner: Tuner, clock: Clock) 
 def test_by_hand_a_training_goes_on_if_it_was_cut_short(tuner: Tuner) -> None:
     begin(tuner, "cut")
     gone = Event(
-        "ended", message="its processes are gone", at=tuner.store.job("cut").created_at + 9
+        "ended", message="its processes are gone", at=tuner.store.jobs.get("cut").created_at + 9
     )
-    tuner.store.end_gone(["cut"], gone)
+    tuner.store.jobs.end_gone(["cut"], gone)
     begin(tuner, "ended-first")
     ended(tuner, "ended-first")
     begin(tuner, "again")
@@ -136,22 +136,22 @@ def test_the_lease_tells_where_nobody_else_does(tuner: Tuner, clock: Clock) -> N
 def test_lives_are_put_in_their_order_whenever_that_is_found_out(tuner: Tuner) -> None:
     for job_id in ("a", "b", "c"):
         begin(tuner, job_id)
-    assert tuner.store.continue_job("b", "c")
-    assert tuner.store.continue_job("a", "b")
+    assert tuner.store.lives.join("b", "c")
+    assert tuner.store.lives.join("a", "b")
     assert [(life.job, life.number) for life in lives(tuner, "b")] == [("a", 1), ("b", 2), ("c", 3)]
     assert listed(tuner) == {"c": 3}
-    tuner.store.part("a")
+    tuner.store.lives.part("a")
     assert listed(tuner) == {"a": 1, "c": 2}
-    assert tuner.store.continue_job("a", "b")
+    assert tuner.store.lives.join("a", "b")
     # Nothing goes on twice, nor in a circle.
-    assert not tuner.store.continue_job("c", "a")
+    assert not tuner.store.lives.join("c", "a")
     begin(tuner, "d")
-    assert not tuner.store.continue_job("a", "d")
-    assert not tuner.store.continue_job("d", "c")
+    assert not tuner.store.lives.join("a", "d")
+    assert not tuner.store.lives.join("d", "c")
 
 
 def test_the_first_lives_may_be_deleted(tuner: Tuner) -> None:
     for job_id in ("a", "b", "c"):
         begin(tuner, job_id, **RUN)
-    prune(tuner.store, tuner.store.job("a").last_contact_at + 1e-6)
+    prune(tuner.store, tuner.store.jobs.get("a").last_contact_at + 1e-6)
     assert [(life.job, life.number) for life in lives(tuner, "c")] == [("b", 2), ("c", 3)]

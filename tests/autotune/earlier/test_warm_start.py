@@ -30,7 +30,7 @@ def tuner() -> Tuner:
 
 
 def configurations(tuner: Tuner, job_id: str) -> list[Configuration]:
-    return [trial.configuration for trial in tuner.store.trials(job_id)]
+    return [trial.configuration for trial in tuner.store.trials.of(job_id)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,7 +87,7 @@ def test_what_was_best_on_another_network_is_not_kept_where_it_is_not(tuner: Tun
     stored = Configuration(bucket_bytes=8 * MIB, hierarchical="leaders", channels=2)
     result = first.status.result
     assert result is not None
-    tuner.store.replace_result("first", replace(result, configuration=stored))
+    tuner.store.jobs.replace_result("first", replace(result, configuration=stored))
     changed = simulator(gbit_per_second=25, inside_gbit_per_second=20)
     assert changed.step_seconds(stored) > changed.step_seconds(changed.default)
     job = tuned(tuner, "second", changed, 1)
@@ -125,7 +125,7 @@ def test_a_job_that_is_another_or_lacks_a_knob_does_not_begin_with_it(
 ) -> None:
     tuned(tuner, "first", simulator())
     job = tuned(tuner, "second", simulator(), 1, **changes)
-    inherited = tuner.store.job("second").inherited
+    inherited = tuner.store.jobs.get("second").inherited
     assert inherited is not None
     assert inherited.configuration is None
     assert len(configurations(tuner, "second")) > 2
@@ -137,9 +137,9 @@ def test_an_explicit_list_of_buckets_is_stored_and_begun_with(tuner: Tuner) -> N
     tensors = len(simulator().workload.tensors)
     first = tuned(tuner, "first", simulator(), knobs=knobs)
     explicit = Configuration({**first.configuration, "buckets": (tensors - 40, 40)})
-    kept = tuner.store.job("first").result
+    kept = tuner.store.jobs.get("first").result
     assert kept is not None
-    tuner.store.replace_result("first", replace(kept, configuration=explicit))
+    tuner.store.jobs.replace_result("first", replace(kept, configuration=explicit))
     tuned(tuner, "second", simulator(), 1, knobs=knobs)
     assert configurations(tuner, "second")[1] == explicit
 
@@ -188,14 +188,14 @@ def test_what_the_training_names_is_tried_first_whatever_is_known(tuner: Tuner) 
         default, then = _trials(tuner, job_id, 2, begin_with=asked)
         assert default == make_spec().default_configuration
         assert then == asked
-        (note,) = tuner.store.events(job_id, 10)
+        (note,) = tuner.store.events.of(job_id, 10)
         assert note.message == (
             "tries bucket 2 MiB, hierarchical first after the default, as the training asked"
         )
         _trials(tuner, f"all of {job_id}", 100)
     # It is tried, and no more: a better one wins.
     _trials(tuner, "whole", 100, begin_with=asked, fingerprint="whole")
-    result = tuner.store.job("whole").result
+    result = tuner.store.jobs.get("whole").result
     assert result is not None
     assert result.configuration["bucket_bytes"] != 2 * MIB
 

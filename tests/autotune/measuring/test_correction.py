@@ -147,7 +147,7 @@ def trained(kind: str, seed: int) -> Training:
 def gain_of(training: Training) -> float:
     """Of what was kept over the default, at the mean number of tokens."""
     kept = training.tuner.status("job").configuration
-    default = training.tuner.store.job("job").baseline
+    default = training.tuner.store.jobs.get("job").baseline
     before, after = (training.communication(c) + 0.11 for c in (default, kept))
     return before / after - 1
 
@@ -178,10 +178,12 @@ def test_intervals_are_narrow_and_what_is_kept_is_right_where_it_is_not_without(
 @pytest.mark.parametrize("kind", ["constant", "random", "falling", "at times"])
 def test_a_silly_complexity_is_not_used(kind: str) -> None:
     training = trained(kind, 1)
-    notes = [e.message for e in training.tuner.store.events("job") if e.kind == "note"]
+    notes = [e.message for e in training.tuner.store.events.of("job") if e.kind == "note"]
     assert notes == [] or "is not used" in notes[0]
-    for trial in training.tuner.store.trials("job"):
-        costs = [step.cost for step in training.tuner.store.step_costs("job", trial.index)]
+    for trial in training.tuner.store.trials.of("job"):
+        costs = [
+            step.cost for step in training.tuner.store.observations.step_costs("job", trial.index)
+        ]
         assert trial.estimate is not None
         # The centre is that of the times as they were, of some of the steps.
         assert min(costs) <= trial.estimate.center <= max(costs)
@@ -190,7 +192,7 @@ def test_a_silly_complexity_is_not_used(kind: str) -> None:
 
 def test_the_job_says_that_it_is_used() -> None:
     training = trained("tokens", 0)
-    (note,) = [e for e in training.tuner.store.events("job") if e.kind == "note"]
+    (note,) = [e for e in training.tuner.store.events.of("job") if e.kind == "note"]
     assert isinstance(note, Event)
     assert note.trial == 0
     assert note.message.startswith("step times are corrected to a batch complexity of 1")
@@ -203,7 +205,7 @@ def test_steps_that_come_after_the_first_trial_was_closed_change_nothing() -> No
     while (trial := tuner.open_trial("job")) and trial.index == 0:
         training.report(0, trial.configuration)
     training.hint = HINTS["none"]
-    training.report(0, tuner.store.job("job").baseline)
+    training.report(0, tuner.store.jobs.get("job").baseline)
     training.hint = HINTS["tokens"]
     training.run()
     assert median(training.widths) < 0.1
@@ -216,8 +218,8 @@ def test_the_first_trial_of_a_later_round_teaches_anew() -> None:
     training.tuner.take_event("job", Event("drift", None, training.step, "slower"))
     training.run(6000)
     assert training.tuner.status("job").result is not None
-    notes = [e for e in training.tuner.store.events("job") if e.kind == "note"]
-    of_rounds = [training.tuner.store.trial("job", note.trial or 0).round for note in notes]
+    notes = [e for e in training.tuner.store.events.of("job") if e.kind == "note"]
+    of_rounds = [training.tuner.store.trials.get("job", note.trial or 0).round for note in notes]
     assert of_rounds == [0, 1]
 
 

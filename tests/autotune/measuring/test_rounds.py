@@ -41,7 +41,7 @@ def drift(step: int = 10**6) -> Event:
 
 
 def round_of(tuner: Tuner, job_id: str, number: int) -> list[Configuration]:
-    return [t.configuration for t in tuner.store.trials(job_id) if t.round == number]
+    return [t.configuration for t in tuner.store.trials.of(job_id) if t.round == number]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -78,8 +78,8 @@ def test_a_short_disturbance_opens_no_round(tuner: Tuner) -> None:
 def test_a_round_knows_what_the_one_before_had_learned(tuner: Tuner) -> None:
     tuned(tuner, "job", BEFORE)
     tuner.take_event("job", drift())
-    job = tuner.store.job("job")
-    problem = Knowledge(tuner.store).problem(Round.of(job, tuner.store.trials("job")))
+    job = tuner.store.jobs.get("job")
+    problem = Knowledge(tuner.store).problem(Round.of(job, tuner.store.trials.of("job")))
     assert problem.predictor is not None, "before any trial of this round was profiled"
 
 
@@ -122,7 +122,7 @@ def test_while_a_job_is_tuned_again_its_state_says_so(tuner: Tuner) -> None:
     assert (status.state, status.round) == ("tuning", 1)
     assert status.trial is not None
     assert status.trial.configuration == before.configuration
-    assert status.trial.index == len(tuner.store.trials("job")) - 1
+    assert status.trial.index == len(tuner.store.trials.of("job")) - 1
     assert status.result == before.result, "the last one, until there is another"
     assert status.progress.trials_measured == 0
     tuner.take_event("job", drift())
@@ -133,7 +133,7 @@ def test_a_round_that_was_opened_and_no_more_goes_on_at_the_next_report(tuner: T
     """Such as when the service died in between."""
     finished(tuner)
     kept = tuner.status("job").configuration
-    assert tuner.store.open_round("job", 2e9)
+    assert tuner.store.jobs.open_round("job", 2e9)
     assert tuner.open_trial("job") is None
     tuner.take_event("job", drift())
     status = tuner.status("job")
@@ -162,7 +162,7 @@ def test_a_drift_of_a_job_that_is_tuned_changes_nothing(tuner: Tuner) -> None:
     before = tuner.status("job")
     tuner.take_event("job", drift())
     assert tuner.status("job").model_copy(update={"progress": before.progress}) == before
-    assert [event.kind for event in tuner.store.events("job")] == ["drift"]
+    assert [event.kind for event in tuner.store.events.of("job")] == ["drift"]
 
 
 def test_a_job_whose_training_ended_is_not_tuned_again(tuner: Tuner) -> None:
@@ -212,7 +212,7 @@ def test_when_its_time_is_over_a_search_ends_and_is_confirmed(
     tuner = Tuner(Store("sqlite://"), clock=Clock())
     tuner.register("job", make_spec(limits={"max_seconds": max_seconds}))
     drive(tuner, "job", Ranks(noise=0.002))
-    trials = tuner.store.trials("job")
+    trials = tuner.store.trials.of("job")
     count = sum(trial.purpose == "search" for trial in trials)
     assert count >= searched if max_seconds > 100 else count == searched
     result = tuner.status("job").result
@@ -268,7 +268,7 @@ def test_a_confirmation_ends_with_the_time_of_its_round() -> None:
             clock.now += 100.0
         steps = ranks.run(trial.configuration, 10)
         tuner.observe("job", trial.index, [Observation(s, tuple(v)) for s, v in steps])
-    trials = tuner.store.trials("job")
+    trials = tuner.store.trials.of("job")
     assert sum(trial.purpose == "confirm" for trial in trials) == 1
     result = tuner.status("job").result
     assert result is not None
@@ -284,7 +284,7 @@ def test_a_default_that_was_kept_as_its_time_was_over_is_no_best_of_an_earlier_r
     assert result is not None
     assert "nothing was clearly faster before BAGUA_AUTOTUNE_MAX_MINUTES was over" in result.summary
     tuner.register("next", make_spec())
-    inherited = tuner.store.job("next").inherited
+    inherited = tuner.store.jobs.get("next").inherited
     assert inherited is None or inherited.configuration is None
 
 

@@ -25,7 +25,7 @@ def test_a_file_s_size_and_the_room_on_its_disk(tmp_path: Path) -> None:
         client = create_app(Settings(), store).test_client()
         before = of(scrape(client), "database_bytes")[()]
         for number in range(40):
-            store.create_job(str(number), make_spec(), at=1.0)
+            store.jobs.create(str(number), make_spec(), at=1.0)
         found = scrape(client)
     assert before + MIB < of(found, "database_bytes")[()] < 40 * MIB
     total = shutil.disk_usage(tmp_path).total
@@ -47,6 +47,6 @@ def test_a_server_tells_its_size_but_not_its_disk(postgresql_url: str) -> None:
 @pytest.mark.parametrize("team", [None, "vision"])
 def test_jobs_of_teams_that_are_in_no_file_make_no_labels(team: str | None) -> None:
     with closing(Store("sqlite://")) as store:
-        store.create_job("job", make_spec(team=team), at=1.0)
+        store.jobs.create("job", make_spec(team=team), at=1.0)
         client = create_app(Settings(), store).test_client()
         assert of(scrape(client), "team_running") == {("none",): 1}

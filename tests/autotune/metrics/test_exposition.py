@@ -134,9 +134,8 @@ def test_a_job_that_cannot_be_read_is_left_out(
 ) -> None:
     for job, name in (("job", "digits"), ("broken", "broken")):
         client.put(f"/api/v2/jobs/{job}", json=registration(name=name))
-    with store.database.writing() as session:
-        broken = update(TrialRow).where(TrialRow.job_id == "broken")
-        session.execute(broken.values(configuration=[1], cost=1e300))
+    broken = update(TrialRow).where(TrialRow.job_id == "broken")
+    store.database.write(broken.values(configuration=[1], cost=1e300))
     for _ in range(2):
         assert {key[1] for key in scrape(client) if len(key) > 1 and "job" in key[0]} == {"digits"}
     told = [record for record in caplog.records if "broken cannot be read" in record.message]
@@ -156,12 +155,12 @@ def test_of_several_jobs_of_one_name_the_newest(client: FlaskClient) -> None:
 def test_a_store_that_fails_leaves_what_the_service_counts(
     app: Flask, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OperationalError("SELECT", {}, Exception("disk I/O error"))
 
     client = app.test_client()
     client.put(JOB, json=registration())
-    monkeypatch.setattr(store.database, "reading", fail)
+    monkeypatch.setattr(store.database, "read", fail)
     assert client.get("/api/v2/jobs").status_code == 503
     found = scrape(client)
     assert of(found, "store_errors_total")["unavailable",] == 2
@@ -179,7 +178,7 @@ def test_a_decision_that_the_store_fails_is_counted(
         raise OperationalError("UPDATE", {}, Exception("database is locked"))
 
     client.put(JOB, json=registration())
-    monkeypatch.setattr(store, "advance", fail)
+    monkeypatch.setattr(store.trials, "advance", fail)
     steps = [{"step": step, "seconds": [0.2] * 4} for step in range(20)]
     answer = client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
     assert answer.status_code == 200

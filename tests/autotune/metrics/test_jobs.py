@@ -19,7 +19,7 @@ from bagua_autotune.metrics.jobs import (
 from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation, Trial
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Summaries
 from bagua_wire.configuration import Configuration
@@ -81,7 +81,7 @@ def test_a_job_that_ended_leaves(scene: Scene) -> None:
 def test_a_silent_job_leaves_later_where_it_is_tuned(scene: Scene) -> None:
     for job in ("tuning", "tuned"):
         scene.add(job)
-    scene.store.advance("tuned", Step(at=1e9, closes=0, failure="x", result=RESULT))
+    scene.store.trials.advance("tuned", Move(at=1e9, closes=0, failure="x", result=RESULT))
     scene.clock.now += SILENT_SECONDS
     assert scene.names() == {"tuning", "tuned"}
     scene.clock.now += 1
@@ -121,7 +121,7 @@ def test_only_what_changed_is_read_again(scene: Scene, monkeypatch: pytest.Monke
 def test_steps_counted_after_the_scrape_of_their_revision_are_told(scene: Scene) -> None:
     scene.add("job")
     scene.scrape()
-    scene.steps.observe(scene.store.job("job"), [Observation(1, (0.2,) * 4)])
+    scene.steps.observe(scene.store.jobs.get("job"), [Observation(1, (0.2,) * 4)])
     assert of(parsed(scene.scrape()), "step_seconds_count") == {("job",): 1}
 
 
@@ -129,7 +129,7 @@ def test_what_left_the_exposition_leaves_the_memory(scene: Scene) -> None:
     for number in range(3):
         scene.add(f"job{number}")
         scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
-        scene.steps.observe(scene.store.job(f"job{number}"), [Observation(1, (0.1,) * 4)])
+        scene.steps.observe(scene.store.jobs.get(f"job{number}"), [Observation(1, (0.1,) * 4)])
     assert len(scene.told()) == 3
     for number in range(3):
         scene.tuner.take_event(f"job{number}", Event("ended"))
@@ -141,7 +141,7 @@ def test_what_left_the_exposition_leaves_the_memory(scene: Scene) -> None:
 
 def test_histograms_are_bounded_without_scrapes(scene: Scene) -> None:
     scene.add("job")
-    job = scene.store.job("job")
+    job = scene.store.jobs.get("job")
     for number in range(MOST_JOBS + 2):
         scene.steps.observe(replace(job, id=str(number)), [Observation(1, (0.1,) * 4)])
     assert len(scene.steps.job_ids()) == MOST_JOBS
@@ -169,7 +169,7 @@ def test_a_scrape_has_a_budget_and_the_rest_comes_next(scene: Scene) -> None:
     scene.clock.now += 1
     for number in range(5):
         scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
-        scene.steps.observe(scene.store.job(f"job{number}"), [Observation(1, (0.1,) * 4)])
+        scene.steps.observe(scene.store.jobs.get(f"job{number}"), [Observation(1, (0.1,) * 4)])
     slow_reads(CHANGED_BUDGET_SECONDS * 0.7)
     counts = []
     for _ in range(4):
@@ -189,7 +189,7 @@ def test_of_several_jobs_of_one_name_one_that_runs_is_shown(scene: Scene) -> Non
         scene.clock.now += 1
         scene.add(job_id, name="digits", world_size=place + 1, ranks_per_node=(place + 1,))
     assert shown() == 3
-    scene.store.advance("newest", Step(at=1e9, closes=0, failure="x", result=RESULT))
+    scene.store.trials.advance("newest", Move(at=1e9, closes=0, failure="x", result=RESULT))
     assert shown() == 2  # is being tuned
     scene.clock.now += HEARD_SECONDS + 1
     assert shown() == 3  # the others may be gone
@@ -217,7 +217,7 @@ def test_hostile_names_are_labels_and_nothing_else(scene: Scene) -> None:
 
 def test_labels_do_not_grow_with_trials(scene: Scene) -> None:
     scene.add("job", limits={"max_samples": 500})
-    job = scene.store.job("job")
+    job = scene.store.jobs.get("job")
 
     def series() -> Counter[str]:
         found = parsed(scene.scrape())
@@ -228,8 +228,8 @@ def test_labels_do_not_grow_with_trials(scene: Scene) -> None:
         tried = Configuration(bucket_bytes=MIB + index, hierarchical="off")
         following = Trial(index + 1, "search", tried)
         failure = f"rank {index} disagreed"
-        step = Step(at=1e9, closes=index, failure=failure, next_trial=following)
-        assert scene.store.advance("job", step)
+        step = Move(at=1e9, closes=index, failure=failure, next_trial=following)
+        assert scene.store.trials.advance("job", step)
         scene.steps.observe(job, [Observation(index, (0.1 * (index + 1),) * 4)])
     after = series()
     histogram = "bagua_autotune_step_seconds"

@@ -6,14 +6,14 @@ from typing import Any
 
 from bagua_autotune.model.job import Result, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store.trials import Step
+from bagua_autotune.store.trials import Move
 from bagua_wire.configuration import Configuration
 from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.support import registration
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
-FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
-MEASURED = Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
+FIRST = Move(at=1.0, next_trial=Trial(0, "search", BASELINE))
+MEASURED = Move(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
 RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
 PROFILE = Profile(
     step=7,

@@ -27,7 +27,7 @@ class Job:
 
     @property
     def trials(self) -> list[Trial]:
-        return self.tuner.store.trials("job")
+        return self.tuner.store.trials.of("job")
 
     def steps(self, trial: Trial, count: int) -> list[Observation]:
         made = self.ranks.run(trial.configuration, count)

@@ -147,14 +147,14 @@ def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
     assert status.trial.index == 0, "what the ranks run until it is decided"
     # Of another job, and more of the same one.
     assert not tuner.observe("other", 0, STEADY[:2]).deciding
-    assert len(store.observations("other")) == 2
+    assert len(store.observations.of("other")) == 2
     more = [Observation(step, (0.2,) * 4) for step in range(40, 44)]
     assert tuner.observe("job", 0, more).deciding
-    assert len(store.observations("job")) == len(STEADY) + len(more)
+    assert len(store.observations.of("job")) == len(STEADY) + len(more)
     go_on.set()
     while tuner.status("job").deciding:
         pass
-    assert [trial.state for trial in store.trials("job")] == ["measured", "proposed"]
+    assert [trial.state for trial in store.trials.of("job")] == ["measured", "proposed"]
     store.close()
 
 
@@ -181,16 +181,22 @@ class InterruptedStore(Store):
 
     reads_before = -1
 
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        get, of = self.jobs.get, self.trials.of
+
+        def get_job(job_id: str) -> Job:
+            self._read()
+            return get(job_id)
+
+        def get_trials(job_id: str) -> list[Trial]:
+            self._read()
+            return of(job_id)
+
+        self.jobs.get, self.trials.of = get_job, get_trials  # type: ignore[method-assign]
+
     def interrupt(self, after: int, work: Callable[[], None]) -> None:
         self.reads_before, self._work = after, work
-
-    def job(self, job_id: str) -> Job:
-        self._read()
-        return super().job(job_id)
-
-    def trials(self, job_id: str) -> list[Trial]:
-        self._read()
-        return super().trials(job_id)
 
     def _read(self) -> None:
         self.reads_before -= 1

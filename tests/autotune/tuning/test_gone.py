@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
@@ -33,7 +34,7 @@ def run(tuner: Tuner, job_id: str, ranks: Ranks, trials: int = 1000) -> None:
 
 
 def events(tuner: Tuner, job_id: str) -> list[tuple[str, str]]:
-    return [(event.kind, event.message) for event in tuner.store.events(job_id)]
+    return [(event.kind, event.message) for event in tuner.store.events.of(job_id)]
 
 
 def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) -> None:
@@ -58,7 +59,7 @@ def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) ->
     assert events(tuner, "ended") == [("ended", "")]
     assert {job.id for job in stored_jobs(tuner.store) if job.is_lost} == {"tuning", "finished"}
     # It gets no older than when it was last heard of.
-    job, status = tuner.store.job("tuning"), tuner.status("tuning")
+    job, status = tuner.store.jobs.get("tuning"), tuner.status("tuning")
     assert job.last_contact_at < clock.now - SILENT_SECONDS < job.ended_at
     assert status.progress == silent.progress.model_copy(update={"seconds_left": 0.0})
 
@@ -92,12 +93,12 @@ def test_a_paused_job_goes_on_where_it_was(tuner: Tuner, clock: Clock, says: str
         tuner.observe("job", 2, [Observation(9_999, (SILENT_SECONDS,) * 4)])
     after = tuner.status("job")
     assert after.state == before.state
-    running = tuner.store.trial("job", 2)
+    running = tuner.store.trials.get("job", 2)
     assert (running.is_open, running.configuration) == (True, before.configuration)
     assert after.trial is not None
     # Once it is told that a trial runs, what follows it is known.
     assert after.trial.index == (3 if says == "switched" else 2)
-    assert tuner.store.job("job").ended_at is None
+    assert tuner.store.jobs.get("job").ended_at is None
     assert (("note", HEARD_AGAIN) in events(tuner, "job")) is (says != "registers")
     ranks.step = 10_000
     run(tuner, "job", ranks)
@@ -127,8 +128,7 @@ def test_a_service_of_one_training_ends_the_jobs_that_spoke_to_it(clock: Clock) 
     tuner.observe("taken over", 0, [Observation(1, (0.1,) * 4)])
     run(tuner, "finished", Ranks(noise=0.001))
     tuner.take_event("ended", Event("ended", message="in order"))
-    with store.database.writing() as session:
-        session.connection().exec_driver_sql("DELETE FROM jobs WHERE id = 'pruned'")
+    store.database.write(text("DELETE FROM jobs WHERE id = 'pruned'"))
     in_hand.end(clock.now)
     in_hand.end(clock.now)
     assert {job.id: (job.phase, job.ended_at is None) for job in stored_jobs(store)} == {
@@ -150,8 +150,7 @@ def test_a_store_that_fails_does_not_keep_a_service_from_its_end(
     store = Store("sqlite://")
     in_hand = InHand(store)
     Tuner(store, listeners=[in_hand]).register("job", make_spec())
-    with store.database.writing() as session:
-        session.connection().exec_driver_sql("DROP TABLE events")
+    store.database.write(text("DROP TABLE events"))
     in_hand.end(1e10)
     assert "cannot be ended: the store failed" in caplog.text
-    assert store.job("job").phase == "tuning"
+    assert store.jobs.get("job").phase == "tuning"

@@ -41,7 +41,7 @@ def tune(tuner: Tuner, job_id: str, seed: int = 0, **changes: Any) -> JobState:
 
 
 def precisions(tuner: Tuner, job_id: str, round_: int = 0) -> set[Value]:
-    trials = tuner.store.trials(job_id)
+    trials = tuner.store.trials.of(job_id)
     return {trial.configuration["wire_precision"] for trial in trials if trial.round == round_}
 
 
@@ -50,16 +50,18 @@ def tuner() -> Tuner:
     """Has a job whose winner harmed its training."""
     tuner = Tuner(Store("sqlite://"))
     kept = tune(tuner, "first").configuration
-    seconds = Round.of(tuner.store.job("first"), tuner.store.trials("first")).seconds
+    seconds = Round.of(tuner.store.jobs.get("first"), tuner.store.trials.of("first")).seconds
     assert kept["wire_precision"] == "bf16"
     for _ in range(2):  # It may be told twice.
         tuner.take_event("first", Event("diverged", None, 9000, MESSAGE))
-    *_, before, harmful = tuner.store.trials("first")
+    *_, before, harmful = tuner.store.trials.of("first")
     assert (before.state, harmful.state) == ("measured", "failed")
     assert (harmful.index, harmful.round) == (before.index + 1, before.round)
     assert (harmful.configuration, harmful.failure) == (kept, FAILURE)
     # The tuning did not take longer for it.
-    assert Round.of(tuner.store.job("first"), tuner.store.trials("first")).seconds == seconds
+    assert (
+        Round.of(tuner.store.jobs.get("first"), tuner.store.trials.of("first")).seconds == seconds
+    )
     result = tuner.status("first").result
     assert result is not None
     assert (result.kept, result.reason_code) == ("baseline", "diverged")
@@ -93,10 +95,10 @@ def test_harm_told_just_after_a_round_was_opened_is_that_of_its_first_trial() ->
     ranks = Ranks(1, 0.01, step_seconds)
     ranks.step = 20_010
     result = drive(tuner, "job", ranks).result
-    assert tuner.store.trial("job", trial.index).state == "failed"
+    assert tuner.store.trials.get("job", trial.index).state == "failed"
     assert result is not None
     assert result.configuration["wire_precision"] == "as_is"
-    tried = [t for t in tuner.store.trials("job") if t.round == 1 and t.index > trial.index]
+    tried = [t for t in tuner.store.trials.of("job") if t.round == 1 and t.index > trial.index]
     assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
 
 
@@ -104,10 +106,10 @@ def test_harm_told_before_a_rounds_first_trial_is_decided_is_not_lost() -> None:
     tuner = Tuner(Store("sqlite://"))
     kept = tune(tuner, "job").configuration
     assert kept["wire_precision"] == "bf16"
-    assert tuner.store.open_round("job", 30_000.0)
+    assert tuner.store.jobs.open_round("job", 30_000.0)
     for _ in range(2):  # It may be told twice.
         tuner.take_event("job", Event("diverged", None, 20_001, MESSAGE))
-    harmful = tuner.store.trials("job")[-1]
+    harmful = tuner.store.trials.of("job")[-1]
     assert (harmful.round, harmful.state, harmful.configuration) == (1, "failed", kept)
     tuner.ask("job")  # Which begins what was left undecided.
     ranks = Ranks(1, 0.01, step_seconds)
@@ -115,7 +117,7 @@ def test_harm_told_before_a_rounds_first_trial_is_decided_is_not_lost() -> None:
     result = drive(tuner, "job", ranks).result
     assert result is not None
     assert result.configuration["wire_precision"] == "as_is"
-    tried = [t for t in tuner.store.trials("job") if t.round == 1 and t.index > harmful.index]
+    tried = [t for t in tuner.store.trials.of("job") if t.round == 1 and t.index > harmful.index]
     assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
 
 
@@ -125,7 +127,7 @@ def test_the_next_jobs_neither_begin_with_it_nor_try_it(tuner: Tuner) -> None:
         assert precisions(tuner, f"next{number}") == {"as_is"}
         assert state.result is not None
         assert (state.result.kept, state.configuration["wire_precision"]) == ("winner", "as_is")
-    notes = [event.message for event in tuner.store.events("next0")]
+    notes = [event.message for event in tuner.store.events.of("next0")]
     assert any("the numbers are not changed again" in note for note in notes)
 
 
@@ -143,13 +145,13 @@ def test_a_job_that_is_resized_or_was_killed_does_not_try_it(tuner: Tuner) -> No
 def test_a_job_that_begins_afresh_tries_it_again(tuner: Tuner) -> None:
     tune(tuner, "fresh", fresh=True)
     assert precisions(tuner, "fresh") == {"as_is", "bf16"}
-    assert not [event for event in tuner.store.events("fresh") if event.kind == "note"]
+    assert not [event for event in tuner.store.events.of("fresh") if event.kind == "note"]
 
 
 def test_a_job_of_another_name_tries_it_and_does_not_begin_with_it(tuner: Tuner) -> None:
     tune(tuner, "other", name="another training")
-    first, second, *_ = tuner.store.trials("other")
-    assert second.configuration != tuner.store.trials("first")[-1].configuration
+    first, second, *_ = tuner.store.trials.of("other")
+    assert second.configuration != tuner.store.trials.of("first")[-1].configuration
     assert first.configuration == Configuration(CHANGES["default_configuration"])
 
 
@@ -161,7 +163,7 @@ def test_what_begins_with_the_same_change_of_the_numbers_is_not_begun_with(tuner
     state = tuner.status("other").result
     assert state is not None
     elsewhere = Configuration({**best, "bucket_bytes": 3 * MIB})
-    tuner.store.replace_result("other", replace(state, configuration=elsewhere))
+    tuner.store.jobs.replace_result("other", replace(state, configuration=elsewhere))
     tune(tuner, "second")
     assert precisions(tuner, "second") == {"as_is"}
 
@@ -177,7 +179,7 @@ def test_a_copy_of_what_is_known_tells_it_to_another_service(tuner: Tuner) -> No
 def test_harm_in_the_last_trial_that_is_told_once_the_job_is_tuned_revokes_the_winner() -> None:
     tuner = Tuner(Store("sqlite://"))
     assert tune(tuner, "job").configuration["wire_precision"] == "bf16"
-    trials = tuner.store.trials("job")
+    trials = tuner.store.trials.of("job")
     default = next(trial for trial in trials if trial.configuration["wire_precision"] == "as_is")
     last = next(trial for trial in trials[::-1] if trial.configuration["wire_precision"] == "bf16")
     for trial, precision in ((default, "bf16"), (last, "as_is")):

@@ -69,7 +69,7 @@ def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: s
     # What is tuned is alive again, too, and as it was.
     result = tuner.status("tuned and gone").result
     tuner.observe("tuned and gone", 0, [])
-    found = tuner.store.job("tuned and gone")
+    found = tuner.store.jobs.get("tuned and gone")
     assert (found.is_lost, found.phase, found.result) == (False, "finished", result)
     assert events(tuner, "tuned and gone")[-1] == ("note", HEARD_AGAIN)
     tuner.store.close()
@@ -102,7 +102,7 @@ def test_looks_that_fail_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OperationalError("", {}, Exception("the database is away"))
 
     with monkeypatch.context() as broken:
-        broken.setattr(tuner.store, "lose_silent", fails)
+        broken.setattr(tuner.store.jobs, "lose_silent", fails)
         for _ in range(round(MOST_BETWEEN_LOOKS_SECONDS / LOOK_SECONDS) + 10):
             clock.now += LOOK_SECONDS
             with pytest.raises(OperationalError):
@@ -174,8 +174,8 @@ def test_no_absence_is_in_any_measurement(
         assert result is not None
         found.append((tuner, result))
     (still, here), (tuner, away) = found
-    assert tuner.store.trials("job") == [
-        replace(trial, started_at=ANY, ended_at=ANY) for trial in still.store.trials("job")
+    assert tuner.store.trials.of("job") == [
+        replace(trial, started_at=ANY, ended_at=ANY) for trial in still.store.trials.of("job")
     ]
     a_step_seconds = 1.0  # between the last word and the absence
     assert away.seconds == pytest.approx(here.seconds, abs=a_step_seconds)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.store import Store, claims
-from bagua_autotune.store.claims import CLAIM_SECONDS
+from bagua_autotune.store import Store
+from bagua_autotune.store.claims import CLAIM_SECONDS, is_in_force
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
@@ -45,7 +45,7 @@ def test_two_replicas_decide_each_step_once(empty_url: str) -> None:
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(report, [*tuners, *tuners]))
-    trials = tuners[0].store.trials("job")
+    trials = tuners[0].store.trials.of("job")
     assert [trial.state for trial in trials] == ["measured"] * len(trials)
     # The first trial is the baseline, which is no decision; the last one is the result.
     assert sum(each.decisions for each in counted) == len(trials)
@@ -58,7 +58,7 @@ def test_what_a_killed_replica_was_deciding_is_decided_by_another(empty_url: str
     clock, counted = Clock(), Counted()
     tuner = Tuner(Store(empty_url), "random", [counted], clock)
     tuner.register("job", make_spec())
-    assert claims.take(tuner.store, "job", "killed", clock())
+    assert tuner.store.claims.take("job", "killed", clock())
     status = tuner.observe("job", 0, STEADY)
     assert (status.deciding, counted.decisions) == (True, 0)
     assert status.trial is not None
@@ -73,21 +73,21 @@ def test_what_a_killed_replica_was_deciding_is_decided_by_another(empty_url: str
 
 def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(empty_url: str) -> None:
     clock, store = Clock(), Store(empty_url)
-    store.create_job("job", make_spec(), at=1.0)
-    with claims.claimed(store, "job", clock) as first:
-        with claims.claimed(store, "job", clock) as second:
+    store.jobs.create("job", make_spec(), at=1.0)
+    with store.claims.claimed("job", clock) as first:
+        with store.claims.claimed("job", clock) as second:
             assert (first, second) == (True, False)
         clock.now += CLAIM_SECONDS
-        assert claims.take(store, "job", "another", clock())
-    with claims.claimed(store, "job", clock) as fourth:
+        assert store.claims.take("job", "another", clock())
+    with store.claims.claimed("job", clock) as fourth:
         assert not fourth
-    with claims.claimed(store, "nobody", clock) as unknown:
+    with store.claims.claimed("nobody", clock) as unknown:
         assert not unknown
     clock.now -= 3 * CLAIM_SECONDS  # It was ahead, and has been set right.
-    (_, until), now = store.contact_and_claim("job"), clock()
-    assert not claims.is_in_force(until or 0.0, now)
-    assert claims.take(store, "job", "of now", now)
-    assert claims.is_in_force(store.contact_and_claim("job")[1] or 0.0, now)
+    (_, until), now = store.jobs.contact_and_claim("job"), clock()
+    assert not is_in_force(until or 0.0, now)
+    assert store.claims.take("job", "of now", now)
+    assert is_in_force(store.jobs.contact_and_claim("job")[1] or 0.0, now)
     store.close()
 
 
@@ -104,7 +104,7 @@ def test_a_trial_that_failed_is_closed_though_nobody_lives_to_decide(tmp_path: P
     tuner = Tuner(store, "random", background=Lost())
     tuner.register("job", make_spec())
     tuner.take_event("job", Event("disagreement", 0, 5, "x"))
-    assert [trial.state for trial in store.trials("job")] == ["failed"]
+    assert [trial.state for trial in store.trials.of("job")] == ["failed"]
     assert tuner.ask("job").trial is None
     another = Tuner(store, "random")
     status = another.ask("job")

@@ -73,15 +73,15 @@ def test_a_report_reads_no_values_of_ranks(client: FlaskClient, store: Store, ra
 def test_a_poll_reads_one_row_and_changes_nothing(client: FlaskClient, store: Store) -> None:
     client.put(JOB, json=registration())
     told = report(client, 1, 2)
-    before = store.contact("job")
+    before = store.jobs.contact("job")
     assert report(client, 0, 0) == told
     with counting(store) as found:
         assert report(client, 0, 0) == told
     assert kinds(found) == ["SELECT"]
     assert "trials" not in found[0]
-    assert store.contact("job") == before
+    assert store.jobs.contact("job") == before
     report(client, 3, 1)
-    assert store.contact("job").revision == before.revision + 1
+    assert store.jobs.contact("job").revision == before.revision + 1
 
 
 def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> None:
@@ -89,12 +89,12 @@ def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> N
     tuner = Tuner(store, clock=clock)
     overviews = Overviews(tuner.store)
     tuner.register("job", make_spec())
-    before, shown = store.contact("job"), overviews.overview("job")
+    before, shown = store.jobs.contact("job"), overviews.overview("job")
     tuner.observe("job", 0, [])
-    assert store.contact("job") == before
+    assert store.jobs.contact("job") == before
     clock.now += CONTACT_SECONDS
     tuner.observe("job", 0, [])
-    after = store.contact("job")
+    after = store.jobs.contact("job")
     assert after.last_contact_at > before.last_contact_at + CONTACT_SECONDS
     assert after.version == before.version
     later = overviews.overview("job")
@@ -128,15 +128,15 @@ def test_the_cost_of_a_step_is_kept_as_it_comes(store: Store, algorithm: str) ->
     values = (0.1, 0.2, 0.3, 0.4)
     tuner.observe("job", 0, [Observation(1, values)])
     seconds = harmonic_mean(values) if algorithm == "async" else max(values)
-    ((cost, _),) = store.step_costs("job", 0)
+    ((cost, _),) = store.observations.step_costs("job", 0)
     assert cost == pytest.approx(log(seconds))
 
 
 def test_steps_of_an_older_release_count_by_what_it_stored(store: Store) -> None:
     tuner = Tuner(store, "random")
     tuner.register("job", make_spec(limits={"warmup_seconds": 0}))
-    store.add_observations("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
-    assert store.step_costs("job", 0) == [StepCost(None)] * 6
+    store.observations.add("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
+    assert store.observations.step_costs("job", 0) == [StepCost(None)] * 6
     tuner.observe("job", 0, [Observation(6, (0.2,) * 4)])
     first = every_trial(store, "job")[0]
     assert (first.state, first.steps, first.seconds) == ("measured", 7, pytest.approx(0.2))

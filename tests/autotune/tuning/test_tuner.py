@@ -72,7 +72,7 @@ def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None
     spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
     tuner.register("job", spec)
     status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
-    assert (status.state, status.trial, len(tuner.store.trials("job"))) == ("finished", None, 1)
+    assert (status.state, status.trial, len(tuner.store.trials.of("job"))) == ("finished", None, 1)
     assert status.result is not None
     assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
 
@@ -111,9 +111,9 @@ def test_steps_that_come_before_the_ranks_have_switched_count_in_the_next_decisi
     tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
     # The first one was a pause.
     tuner.observe("job", 1, [Observation(step, (0.15,) * 4) for step in range(1002, 1007)])
-    assert tuner.store.trials("job")[1].estimate.count == 1
+    assert tuner.store.trials.of("job")[1].estimate.count == 1
     tuner.observe("job", 2, [Observation(1010, (2.0,) * 4)])
-    found = tuner.store.trials("job")[1].estimate
+    found = tuner.store.trials.of("job")[1].estimate
     assert found.center == pytest.approx(math.log(0.15))
     assert found.count == 5
 
@@ -125,7 +125,7 @@ def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
         spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{name:0>64}")
         tuner.register(name, spec)
         drive(tuner, name, Ranks(seed, noise=0.03))
-        trials[steps] += len(tuner.store.trials(name))
+        trials[steps] += len(tuner.store.trials.of(name))
     assert 0 < trials[110] < trials[1_000_000]
 
 
@@ -149,7 +149,7 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
     result = tuner.status("job").result
     assert result is not None
     assert result.kept == "winner"
-    extra_seconds = 0.01 * len(tuner.store.trials("job")) + sum(
+    extra_seconds = 0.01 * len(tuner.store.trials.of("job")) + sum(
         4 * math.ceil(trial.steps / 4) * max(0.0, (trial.seconds or 0.0) - peaked(BASELINE))
         for trial in every_trial(tuner.store, "job")
     )
@@ -198,7 +198,7 @@ def test_two_replicas_drive_one_job_together(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    trials = tuners[0].store.trials("job")
+    trials = tuners[0].store.trials.of("job")
     assert [trial.index for trial in trials] == list(range(len(trials)))
     assert all(trial.state == "measured" for trial in trials)
     assert tuners[0].status("job").state == "finished"
@@ -211,10 +211,10 @@ def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) ->
         drive(tuner, "job", ranks, polls=1)
     banned = tuner.open_trial("job")
     tuner.take_event("job", Event("disagreement", banned.index, 50, "rank 3 has other buckets"))
-    assert tuner.store.trials("job")[1].failure == "rank 3 has other buckets"
+    assert tuner.store.trials.of("job")[1].failure == "rank 3 has other buckets"
     status = drive(tuner, "job", ranks)
     assert status.state == "finished"
-    later = [trial.configuration for trial in tuner.store.trials("job")[2:]]
+    later = [trial.configuration for trial in tuner.store.trials.of("job")[2:]]
     assert later
     assert banned.configuration not in later
 
@@ -226,7 +226,7 @@ def test_a_late_disagreement_about_a_closed_trial_is_only_noted(tuner: Tuner) ->
         drive(tuner, "job", ranks, polls=1)
     tuner.take_event("job", Event("disagreement", 1, message="late"))
     assert tuner.open_trial("job").index == 2
-    assert [event.kind for event in tuner.store.events("job")] == ["disagreement"]
+    assert [event.kind for event in tuner.store.events.of("job")] == ["disagreement"]
 
 
 def test_switching_starts_a_trial_and_late_data_does_not_reopen_one(tuner: Tuner) -> None:
@@ -239,7 +239,7 @@ def test_switching_starts_a_trial_and_late_data_does_not_reopen_one(tuner: Tuner
     status = tuner.observe("job", 0, [Observation(10_000, (0.1,) * 4)])
     assert status.trial is not None
     assert status.trial.index == 1
-    assert tuner.store.observations("job", 0)[-1][1].step == 10_000
+    assert tuner.store.observations.of("job", 0)[-1][1].step == 10_000
     with pytest.raises(UnknownTrial):
         tuner.observe("job", 7, [Observation(10_000, (0.1,) * 4)])
     with pytest.raises(UnknownTrial):
@@ -260,7 +260,7 @@ def test_training_that_ends_leaves_the_job_and_training_again_resumes_it(tuner: 
 def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
     tuner.register("job", make_spec(), protocol="v1")
     many = [Observation(step, (100.0, None, 90.0, 95.0)) for step in range(100)]
-    tuner.store.add_observations("job", 0, many, 1.0)
+    tuner.store.observations.add("job", 0, many, 1.0)
     assert tuner.open_trial("job").index == 0
     assert tuner.close_trial("job", 0)
     assert not tuner.close_trial("job", 0)
@@ -268,7 +268,7 @@ def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
     assert tuner.open_trial("job").index == 1
     late = [Observation(step, (200.0,) * 4) for step in range(100, 400)]
     tuner.reestimate("job", 0, [*many, *late])
-    assert tuner.store.trial("job", 0).estimate.center == -200.0
+    assert tuner.store.trials.get("job", 0).estimate.center == -200.0
 
 
 def test_a_step_needs_one_value_of_each_rank(tuner: Tuner) -> None:
@@ -325,7 +325,7 @@ def test_a_search_that_fails_holds_no_job_up(
     status = drive(tuner, "job", Ranks(noise=0.001))
     assert status.state == "finished"
     assert status.result is not None
-    assert len({trial.configuration for trial in tuner.store.trials("job")}) == 6
+    assert len({trial.configuration for trial in tuner.store.trials.of("job")}) == 6
     failures = [record for record in caplog.records if "search failed" in record.message]
     assert [bool(record.exc_info) for record in failures] == [True] + [False] * (len(failures) - 1)
     assert "singular matrix" in failures[-1].message
@@ -376,7 +376,9 @@ def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
     # Of a report that began before the trial did: nothing fails.
     tuner.take_event("job", Event("diverged", None, 5, "x"))
     tuner.take_event("job", Event("diverged", 1, 50, "the loss is not finite"))
-    assert tuner.store.trials("job")[1].failure == "the training suffered: the loss is not finite"
+    assert (
+        tuner.store.trials.of("job")[1].failure == "the training suffered: the loss is not finite"
+    )
     assert tuner.open_trial("job").index == 2
 
 
@@ -390,10 +392,10 @@ def test_a_disagreement_sent_twice_fails_one_trial(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     for _ in range(2):
         tuner.take_event("job", Event("disagreement", 0, 5, "x"))
-    assert [trial.state for trial in tuner.store.trials("job")] == ["failed", "proposed"]
+    assert [trial.state for trial in tuner.store.trials.of("job")] == ["failed", "proposed"]
     with pytest.raises(TrialNotNamed):
         tuner.take_event("job", Event("disagreement", None, 5, "x"))
-    assert len(tuner.store.trials("job")) == 2
+    assert len(tuner.store.trials.of("job")) == 2
 
 
 def test_messages_of_ranks_reach_the_log_as_one_line(
@@ -403,20 +405,20 @@ def test_messages_of_ranks_reach_the_log_as_one_line(
     tuner.take_event("job", Event("disagreement", 0, 5, "\x1b[2Jx\nERROR forged"))
     assert "\\x1b[2Jx\\nERROR forged" in caplog.text
     assert "\x1b" not in caplog.text
-    assert tuner.store.trials("job")[0].failure == "\\x1b[2Jx\\nERROR forged"
+    assert tuner.store.trials.of("job")[0].failure == "\\x1b[2Jx\\nERROR forged"
 
 
 def test_many_tensors_are_cut_once_and_not_for_every_decision(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    tensors = tuner.store.tensors
+    tensors = tuner.store.jobs.tensors
 
     def counted(job_id: str) -> list[Tensor]:
         reads.append(job_id)
         return tensors(job_id)
 
-    monkeypatch.setattr(tuner.store, "tensors", counted)
+    monkeypatch.setattr(tuner.store.jobs, "tensors", counted)
     finish(tuner)
-    assert len(tuner.store.trials("job")) > 6
+    assert len(tuner.store.trials.of("job")) > 6
     assert reads == ["job"]

@@ -91,7 +91,9 @@ def test_a_noisy_job_is_searched_as_long_as_what_is_possible_could_be_shown(
 ) -> None:
     """Steps of the same model vary by 12 %; the faster link leaves less to be gained."""
     job = tuned(tuner, "job", simulator(gbit_per_second=gbit_per_second), 1, noise=0.12)
-    told = with_ceiling(tuner.store, Round.of(tuner.store.job("job"), tuner.store.trials("job")))
+    told = with_ceiling(
+        tuner.store, Round.of(tuner.store.jobs.get("job"), tuner.store.trials.of("job"))
+    )
     assert told.most_gain == pytest.approx(math.log(most), abs=0.005)
     result = job.status.result
     assert result is not None

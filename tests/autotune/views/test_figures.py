@@ -42,7 +42,7 @@ def tuned(machine: Callable[[int], float], gbit_per_second: float = 10) -> list[
     shown = [overviews.overview("job")]
     while not made.is_finished and made.step < 3000:
         made.run(1)
-        if len(tuner.store.trials("job")) > len(shown[-1].trials):
+        if len(tuner.store.trials.of("job")) > len(shown[-1].trials):
             shown.append(overviews.overview("job"))
     assert made.is_finished
     return [*shown, overviews.overview("job")]

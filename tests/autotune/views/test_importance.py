@@ -115,7 +115,7 @@ def test_a_search_without_a_model_says_so(tuner: Tuner) -> None:
 
 def test_a_knob_that_failed_alone_is_not_judged(tuner: Tuner) -> None:
     run(tuner, Ranks(seed=1, noise=0.005))
-    job, trials = tuner.store.job("job"), tuner.store.trials("job")
+    job, trials = tuner.store.jobs.get("job"), tuner.store.trials.of("job")
     best = tuner.status("job").configuration
     alone = trial(99, Configuration({**DEFAULT, "bucket_bytes": best["bucket_bytes"]}))
     kept = [each for each in trials if each.configuration != alone.configuration]

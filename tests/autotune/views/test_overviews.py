@@ -77,7 +77,7 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
     tuner._clock.now += 600.0  # type: ignore[attr-defined]
     run(tuner, Ranks(noise=0.005))
     first = overviews.overview("job").job
-    trials = tuner.store.trials("job")
+    trials = tuner.store.trials.of("job")
     assert trials[0].started_at is not None
     assert first.figures.search_seconds == (trials[-1].ended_at or 0) - trials[0].started_at < 600
     assert first.result is not None
@@ -87,7 +87,7 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
     run(tuner, Ranks(noise=0.005, seed=1))
     second = overviews.overview("job").job
     assert second.round == 1
-    totals = Summaries(tuner.store).of(tuner.store.contact("job")).totals
+    totals = Summaries(tuner.store).of(tuner.store.jobs.contact("job")).totals
     assert totals.search_steps == first.figures.search_steps + second.figures.search_steps
     assert totals.search_seconds == pytest.approx(
         first.figures.search_seconds + second.figures.search_seconds
@@ -113,7 +113,7 @@ def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overv
     # The last trial may have been the default: what runs now is what was kept.
     assert figures.current_seconds == pytest.approx(best.seconds, rel=0.03)
     assert figures.exposed_seconds == pytest.approx(0.2 * (best.seconds or 0), rel=0.05)
-    assert len(found.steps.points) == len(tuner.store.observations("job"))
+    assert len(found.steps.points) == len(tuner.store.observations.of("job"))
     assert len(found.ranks) == 4
     assert "bucket 4 MiB" in found.why
     assert found.switches[-1].words.startswith("tuned: bucket 4 MiB")
@@ -145,9 +145,9 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
     assert math.isfinite(curve.expected_gain)
     open_trial = tuner.open_trial("job")
     assert open_trial is not None
-    before = tuner.store.job("job").revision
+    before = tuner.store.jobs.get("job").revision
     tuner.take_event("job", Event("switched", open_trial.index, 10**6))
-    assert tuner.store.job("job").revision > before
+    assert tuner.store.jobs.get("job").revision > before
     assert overviews.curve("job") is curve
     run(tuner, ranks, trials=9)  # what follows the one that runs is open already
     assert overviews.curve("job").trials == 8
@@ -189,7 +189,7 @@ def test_the_curve_is_of_the_round_that_the_figures_are_of(
     tuned = overviews.curve("job"), overviews.overview("job").job.figures
     tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
     slower = Ranks(seed=1, noise=0.005, step_seconds=lambda c: 3 * peaked(c))
-    run(tuner, slower, trials=len(tuner.store.trials("job")) + 3)
+    run(tuner, slower, trials=len(tuner.store.trials.of("job")) + 3)
     assert overviews.curve("job").trials == 4
     tuner.take_event("job", Event("ended"))
     assert overviews.curve("job") == tuned[0]
@@ -212,7 +212,7 @@ def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overview
     again = overviews.overview("job"), overviews.overview("job").job
     assert again[0].trials is before[0].trials
     assert again[1].figures is before[1].figures
-    tuner.store.touch("job", 5000.0)
+    tuner.store.jobs.touch("job", 5000.0)
     assert overviews.overview("job").job.last_contact_at == 5000.0
     assert overviews.overview("job").job.last_contact_at == 5000.0
     tuner.take_event("job", Event("note"))
@@ -261,7 +261,7 @@ def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
     for _ in range(4):
         found = {summary.id: summary for summary in overviews.job_list().jobs}
         for job_id, summary in found.items():
-            job = tuner.store.job(job_id)
+            job = tuner.store.jobs.get(job_id)
             # Who compares revisions must see that the figures are not the newest.
             is_new = summary.figures.search_steps == 1
             assert is_new == (summary.revision == job.revision)
@@ -274,7 +274,7 @@ def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
 def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
     summaries = Summaries(tuner.store)
     run(tuner, Ranks(noise=0.005), trials=2)
-    contact = tuner.store.contact("job")
+    contact = tuner.store.jobs.contact("job")
     seen = summaries.of(contact)
     assert (
         Overviews(tuner.store, summaries=summaries).job_list().jobs[0].figures
@@ -298,9 +298,8 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
 ) -> None:
     for job_id in ("job", "broken"):
         tuner.register(job_id, SPEC)
-    with tuner.store.database.writing() as session:
-        broken = update(TrialRow).where(TrialRow.job_id == "broken")
-        session.execute(broken.values(configuration=[1], cost=1e300))
+    broken = update(TrialRow).where(TrialRow.job_id == "broken")
+    tuner.store.database.write(broken.values(configuration=[1], cost=1e300))
     assert [summary.id for summary in overviews.job_list().jobs] == ["job"]
 
 

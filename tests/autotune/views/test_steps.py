@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.store.observations import StepTime
+from bagua_autotune.store.observations import SlowestTime
 from bagua_autotune.tuning.status import job_state
 from bagua_autotune.views.figures import make_figures
 from bagua_autotune.views.steps import MOST_POINTS, StepPoint, best_so_far, switches, thin_out
@@ -25,7 +25,7 @@ def test_thinning_out_keeps_every_trial_and_invents_nothing(
     for index, members in enumerate(trials):
         for seconds in members:
             step += 1
-            times.append(StepTime(index, step, seconds))
+            times.append(SlowestTime(index, step, seconds))
     series = thin_out(times, most_points)
     assert len(series.points) <= max(most_points, len(trials))
     found = {index: list(p) for index, p in groupby(series.points, key=lambda p: p.trial)}
@@ -43,7 +43,7 @@ def test_thinning_out_keeps_every_trial_and_invents_nothing(
 
 
 def test_many_steps_become_a_thousand_points() -> None:
-    series = thin_out([StepTime(step // 300, step, 0.2) for step in range(20_000)])
+    series = thin_out([SlowestTime(step // 300, step, 0.2) for step in range(20_000)])
     assert 500 < len(series.points) <= MOST_POINTS
 
 

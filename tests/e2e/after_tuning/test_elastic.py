@@ -110,8 +110,8 @@ def test_what_is_known_outlives_the_host_of_rank_0(nodes: Nodes) -> None:
 
     _, third = nodes.await_life(nodes=1, trials=1)
     store = Store(f"sqlite:///{left.database}", as_found=True)
-    inherited = store.job(third).inherited
-    tried = {trial.configuration for trial in store.trials(second)}
+    inherited = store.jobs.get(third).inherited
+    tried = {trial.configuration for trial in store.trials.of(second)}
     (listed,) = Overviews(store).job_list().jobs
     store.close()
     assert (listed.id, listed.name) == (third, NAME)

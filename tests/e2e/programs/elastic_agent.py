@@ -89,6 +89,6 @@ def newest(database: Path, seen: set[str]) -> tuple[Job, list[Trial]] | None:
         return None
     try:
         found = [job for job in stored_jobs(store)[:1] if job.id not in seen]
-        return (found[0], store.trials(found[0].id)) if found else None
+        return (found[0], store.trials.of(found[0].id)) if found else None
     finally:
         store.close()

@@ -201,7 +201,7 @@ def test_where_a_rank_is_killed_the_store_of_the_service_beside_it_is_whole(
     ours = [psutil.Process(pid) for pid in pool.pids]
     ours += [child for process in ours for child in process.children(recursive=True)]
     (job,) = stored_jobs(store)
-    wait_until(lambda: len(store.trials(job.id)) >= 2, "the second trial")
+    wait_until(lambda: len(store.trials.of(job.id)) >= 2, "the second trial")
     psutil.Process(pool.pids[1]).kill()
     outcomes = future.result()
     assert "exit code -9" in (outcomes[1].error or "")
@@ -209,7 +209,7 @@ def test_where_a_rank_is_killed_the_store_of_the_service_beside_it_is_whole(
     wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
     (job,) = stored_jobs(store)
     assert job.phase == "ended"
-    assert [trial.index for trial in store.trials(job.id)][:2] == [0, 1]
+    assert [trial.index for trial in store.trials.of(job.id)][:2] == [0, 1]
     store.close()
 
 

@@ -1,12 +1,12 @@
-"""A database: transactions on it, and statements on the driver's own connections.
+"""A database: the one way to its rows.
 
-What SQLAlchemy's sessions do beside took, for each transaction, many times as long as the database.
-So the requests that come most are carried out without them: SQLAlchemy compiles each statement
-once, and its pool lends the connections. There values are the driver's: JSON is text.
+SQLAlchemy builds the statements, compiles each once, and lends the connections. They run on the
+driver's own cursors: what SQLAlchemy does beside took, for each transaction, many times as long as
+the database. Values are Python's: what is JSON in a row is a dict or a list.
 
-A server's connection that was lost while it lay in the pool is noticed by its first statement then,
-and the work is done once more on a new one. So it must be the same done twice: the first may have
-been stored though its answer was lost.
+A server's connection that was lost while it lay in the pool is noticed by its first statement,
+which a new one then runs again. So a statement that is a transaction of its own must be the same
+done twice: the first may have been stored though its answer was lost.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import logging
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Dialect, ExceptionContext, NullPool, create_engine, event
+from sqlalchemy import JSON, Executable, Float, NullPool, create_engine, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from bagua_autotune.store.engine import migrations, postgresql, sqlite
 from bagua_autotune.store.engine.location import parse, shown, with_driver
-from bagua_autotune.store.engine.postgresql import IS_DIRECT, Circuit
+from bagua_autotune.store.engine.postgresql import Circuit
 from bagua_autotune.store.engine.reserve import Reserve
 from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, remote_kind
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError, remedy
@@ -35,41 +36,58 @@ logger = logging.getLogger(__name__)
 
 # A connection that fails so quickly was lost before: the server does not hang.
 QUICK_SECONDS = 1.0
-# SQLite's transactions have one view from their first statement on; PostgreSQL's have it only if
-# asked for. Asked for by an execution option, SQLAlchemy would not notice a lost connection, and
-# would use it again. IMMEDIATE: what a writer reads first must still be true when it writes.
-BEGIN_READING = {
-    "sqlite": "BEGIN",
-    "postgresql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
-}
-BEGIN_WRITING = {"sqlite": "BEGIN IMMEDIATE"}  # the other drivers do so by themselves
-
-Answer = TypeVar("Answer")
-
-
-class Statement:
-    """A statement of SQLAlchemy whose parameters have names; compiled once for each driver."""
-
-    def __init__(self, clause: Any) -> None:
-        self._clause = clause
-        self._compiled: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        named: Any = namedtuple
-        names = [column.key for column in self._clause.exported_columns]
-        self.make_row: Callable[[Any], Any] = named("Row", names, rename=True)._make
-
-    def compiled(self, dialect: Dialect) -> tuple[str, Mapping[str, Any]]:
-        """Its text, and the values that it has already."""
-        found = self._compiled.get(dialect.driver)
-        if found is None:
-            style = "named" if dialect.driver in ("pysqlite", "pg8000") else "pyformat"
-            of_driver: Any = type(dialect)
-            made = self._clause.compile(dialect=of_driver(paramstyle=style))
-            found = self._compiled[dialect.driver] = str(made), made.params
-        return found
-
-
 # Runs one statement, with its values by name, and returns its rows.
 Run = Callable[..., list[Any]]
+
+
+class Compiled:
+    """A statement as one driver takes it, by the names of its parameters."""
+
+    def __init__(self, statement: Any, dialect: Any) -> None:
+        style = "named" if dialect.driver in ("pysqlite", "pg8000") else "pyformat"
+        made = statement.compile(
+            dialect=type(dialect)(paramstyle=style), compile_kwargs={"render_postcompile": True}
+        )
+        columns = list(getattr(statement, "exported_columns", ()))
+        self.text, self.uses = str(made), 0  # a constant of a module is used again
+        self._constants = made.params
+        # A number needs no processing. A driver may know JSON by itself.
+        self._write = [
+            (name, process)
+            for each, name in made.bind_names.items()
+            if not isinstance(each.type, Float)
+            and (process := each.type.dialect_impl(dialect).bind_processor(dialect))
+        ]
+        self._read = [
+            (place, process)
+            for place, column in enumerate(columns)
+            if isinstance(column.type, JSON)
+            and (process := column.type.dialect_impl(dialect).result_processor(dialect, None))
+        ]
+        named: Any = namedtuple
+        names = [column.key for column in columns]
+        self._make_row = named("Row", names, rename=True)._make if columns else tuple
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """All values, also those that it has already."""
+        found = {**self._constants, **values}
+        for name, process in self._write:
+            found[name] = process(found[name])
+        return found
+
+    def rows(self, found: Iterable[Any]) -> list[Any]:
+        """The driver's rows, by the names of their columns."""
+        for place, process in self._read:
+            found = [[*row[:place], process(row[place]), *row[place + 1 :]] for row in found]
+        return list(map(self._make_row, found))
+
+
+_compiled: WeakKeyDictionary[Executable, dict[str, Compiled]] = WeakKeyDictionary()
+# SQLite's transactions have one view from their first statement on.
+BEGIN_READING = {"postgresql": text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")}
+# IMMEDIATE: what a writer reads first must still be true when it writes.
+BEGIN_WRITING = {"sqlite": text("BEGIN IMMEDIATE")}
+BEGIN, COMMIT, NOTHING = text("BEGIN"), text("COMMIT"), text("SELECT 1")
 
 
 class Database:
@@ -101,7 +119,7 @@ class Database:
             if self.is_sqlite:
                 self._engine, files = sqlite.open_engine(self.url)
             else:
-                self._engine = postgresql.open_engine(self.url, self._circuit)
+                self._engine = postgresql.open_engine(self.url)
         except ImportError as error:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:
@@ -110,9 +128,6 @@ class Database:
         self.reserve = Reserve(Path(str(self.url.database))) if files else None
         self._dialect: Any = self._engine.dialect
         self._driver_error: type[Exception] = self._dialect.loaded_dbapi.Error
-        self._reader = self._engine.execution_options(read_only=True)
-        event.listen(self._engine, "begin", self._begin)
-        event.listen(self._engine, "handle_error", self._failed)
         try:
             self._prepare(as_found)
         except SQLAlchemyError as error:
@@ -136,8 +151,8 @@ class Database:
 
     def _check_schema(self, as_found: bool) -> None:
         if as_found:
-            migrations.check(self._reader)
-        elif migrations.is_needed(self._reader):
+            migrations.check(self._engine)
+        elif migrations.is_needed(self._engine):
             self._migrate()
 
     def _migrate(self) -> None:
@@ -167,62 +182,36 @@ class Database:
         """Whether it is a file, or in memory."""
         return self.url.get_backend_name() == "sqlite"
 
-    @contextmanager
-    def reading(self) -> Iterator[Session]:
-        """Open a transaction that reads one consistent view; nothing is written. Within one of the
-        same thread it is that one."""
-        outer = getattr(self._views, "session", None)
-        if outer is not None:
-            yield outer
-            return
-        self._circuit.enter()
-        with Session(self._reader) as session, session.begin():
-            self._views.session = session
-            try:
-                yield session
-            finally:
-                self._views.session = None
-
-    @contextmanager
-    def writing(self) -> Iterator[Session]:
-        """Open a transaction that writes; on SQLite writers take turns from its first
-        statement on."""
-        self._circuit.enter()
-        with self._turn(), Session(self._engine) as session, session.begin():
-            yield session
-
-    def ask(self, statement: Statement, **values: Any) -> list[Any]:
+    def read(self, statement: Executable, /, **values: Any) -> list[Any]:
         """The rows of one statement that reads; within ``reading`` of the same thread, of its
         view."""
-        outer = getattr(self._views, "session", None)
-        if outer is None:
-            return self._lend(lambda lent: self._run(lent, statement, values))
-        lent = outer.connection().connection
-        with self._told(lent):
-            return self._run(lent, statement, values)
+        view: Run | None = getattr(self._views, "run", None)
+        return self._alone(statement, values) if view is None else view(statement, **values)
 
-    def tell(self, statement: Statement, **values: Any) -> list[Any]:
+    def write(self, statement: Executable, /, **values: Any) -> list[Any]:
         """Run one statement that writes, in a transaction of its own; its rows."""
         with self._turn():
-            return self._lend(lambda lent: self._run(lent, statement, values))
+            return self._alone(statement, values)
 
-    def transact(self, work: Callable[[Run], Answer]) -> Answer:
-        """Do the work in one transaction that writes; it may be done a second time."""
-
-        def within(lent: Any) -> Answer:
-            cursor = lent.cursor()
-            cursor.execute(BEGIN_WRITING.get(self._dialect.name, "BEGIN"))
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have ``read`` in this block, of the same thread, see one consistent view. A block within
+        another has that one's."""
+        if getattr(self._views, "run", None) is not None:
+            yield
+            return
+        with self._transaction(BEGIN_READING.get(self._dialect.name, BEGIN)) as run:
+            self._views.run = run
             try:
-                answer = work(lambda statement, **values: self._run(lent, statement, values))
-                cursor.execute("COMMIT")
-            except BaseException:
-                with suppress(self._driver_error):
-                    cursor.execute("ROLLBACK")
-                raise
-            return answer
+                yield
+            finally:
+                self._views.run = None
 
-        with self._turn():
-            return self._lend(within)
+    @contextmanager
+    def writing(self) -> Iterator[Run]:
+        """Open a transaction that writes; on SQLite writers take turns."""
+        with self._turn(), self._transaction(BEGIN_WRITING.get(self._dialect.name, BEGIN)) as run:
+            yield run
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -238,90 +227,103 @@ class Database:
             finally:
                 self._writers.release()
 
-    def _run(self, lent: Any, statement: Statement, values: Mapping[str, Any]) -> list[Any]:
-        """The statement's rows, on this connection, whatever transaction it is in."""
-        text, constants = statement.compiled(self._dialect)
-        given = {**constants, **values}
-        if self._dialect.driver == "pg8000":
-            prepared = lent.info.setdefault("prepared", {})
-            if text not in prepared:
-                prepared[text] = lent.dbapi_connection.prepare(text)
-            found = prepared[text].run(**given)
-            # The driver would keep these rows until the connection runs the statement again.
-            prepared[text]._context = None
-            return [statement.make_row(row) for row in found]
-        cursor = lent.dbapi_connection.cursor()
-        cursor.execute(text, given)
-        return [statement.make_row(row) for row in cursor.fetchall()] if cursor.description else []
+    def _alone(self, statement: Executable, values: Mapping[str, Any]) -> list[Any]:
+        with self._lent(statement, values) as (lent, found):
+            self._check_files(lent)
+            return found
 
-    def _lend(self, work: Callable[[Any], Answer], is_again: bool = False) -> Answer:
-        """Do the work on a connection, and once more if that was lost before."""
-        if not is_again:
-            self._circuit.enter()
-        began = time.monotonic()
+    @contextmanager
+    def _transaction(self, begin: Executable) -> Iterator[Run]:
+        """What is not committed is rolled back by the pool, to which the connection returns."""
+        with self._lent(begin, {}) as (lent, _):
+            yield partial(self._run, lent)
+            self._check_files(lent)
+            self._run(lent, COMMIT)
+
+    @contextmanager
+    def _lent(
+        self, first: Executable, values: Mapping[str, Any]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        """A connection that has run this statement, and the rows of it."""
+        self._circuit.enter()
         try:
-            answer = self._lend_once(work)
+            lent, found = self._begun(first, values)
+            self._circuit.answered()
+            try:
+                yield lent, found
+            except DBAPIError as error:
+                self._give_up(lent, error)
+                raise
+            finally:
+                lent.close()
         except DBAPIError as error:
-            is_quick = time.monotonic() - began < QUICK_SECONDS
-            if error.connection_invalidated and is_quick and not is_again:
-                self._engine.dispose()  # the others are as old
-                return self._lend(work, is_again=True)
             if error.connection_invalidated and not self.is_sqlite:
                 self._circuit.failed()
             raise
-        self._circuit.answered()
-        return answer
 
-    def _lend_once(self, work: Callable[[Any], Answer]) -> Answer:
-        outside = IS_DIRECT.set(True)
+    def _begun(self, first: Executable, values: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+        began = time.monotonic()
         try:
-            with self._told(None):
-                lent = self._engine.raw_connection()
-        finally:
-            IS_DIRECT.reset(outside)
-        connection: Any = lent.dbapi_connection
-        try:
-            with self._told(lent):
-                if not self.is_sqlite:
-                    connection.autocommit = True  # the driver begins no transaction by itself
-                self._check_files(lent)
-                answer = work(lent)
-                self._check_files(lent)
-                return answer
+            return self._begun_once(first, values)
         except DBAPIError as error:
-            if not self.is_sqlite:
-                lent.invalidate(error)
-            raise
-        finally:
-            if not self.is_sqlite and lent.is_valid:
-                connection.autocommit = False
-            lent.close()
+            if not error.connection_invalidated or time.monotonic() - began > QUICK_SECONDS:
+                raise
+        self._engine.dispose()  # the others are as old
+        return self._begun_once(first, values)
 
-    @contextmanager
-    def _told(self, lent: Any) -> Iterator[None]:
-        """Tell the driver's errors as SQLAlchemy's; without a connection, it could not be made."""
+    def _begun_once(self, first: Executable, values: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         try:
-            yield
+            lent = self._engine.raw_connection()
         except self._driver_error as error:
-            self.errors += 1
-            connection = lent and lent.dbapi_connection
-            is_lost = lent is None or self._dialect.is_disconnect(error, connection, None)
-            raise DBAPIError.instance(
-                *(None, None, error, self._driver_error),
-                connection_invalidated=is_lost,
-                dialect=self._dialect,
-            ) from error
+            raise self._told(error, None) from error
+        try:
+            self._check_files(lent)
+            return lent, self._run(lent, first, **values)
+        except BaseException as error:
+            self._give_up(lent, error)
+            lent.close()
+            raise
 
-    def _begin(self, connection: Connection) -> None:
-        is_view = connection.get_execution_options().get("read_only")
-        begin = (BEGIN_READING if is_view else BEGIN_WRITING).get(self._dialect.name)
-        if begin:
-            connection.exec_driver_sql(begin)
+    def _run(self, lent: Any, statement: Executable, /, **values: Any) -> list[Any]:
+        """The statement's rows, on this connection, whatever transaction it is in."""
+        made = self._made(statement)
+        given = made.given(values)
+        try:
+            if self._dialect.driver == "pg8000":
+                found = postgresql.run_pg8000(lent, made.text, given, is_kept=made.uses > 1)
+            else:
+                cursor = lent.dbapi_connection.cursor()
+                cursor.execute(made.text, given)
+                found = cursor.fetchall() if self.is_sqlite or cursor.description else ()
+        except self._driver_error as error:
+            raise self._told(error, lent) from error
+        return made.rows(found)
 
-    def _failed(self, context: ExceptionContext) -> None:
+    def _made(self, statement: Executable) -> Compiled:
+        """The statement, compiled once for each driver."""
+        by_driver = _compiled.setdefault(statement, {})
+        if self._dialect.driver not in by_driver:
+            by_driver[self._dialect.driver] = Compiled(statement, self._dialect)
+        made = by_driver[self._dialect.driver]
+        made.uses += 1
+        return made
+
+    def _told(self, error: Exception, lent: Any) -> DBAPIError:
+        """The driver's error as SQLAlchemy's; without a connection, it could not be made."""
         self.errors += 1
-        if not self.is_sqlite and (context.connection is None or context.is_disconnect):
-            self._circuit.failed()
+        connection = lent and lent.dbapi_connection
+        is_lost = lent is None or self._dialect.is_disconnect(error, connection, None)
+        told = DBAPIError.instance(
+            *(None, None, error, self._driver_error),
+            connection_invalidated=is_lost,
+            dialect=self._dialect,
+        )
+        return cast(DBAPIError, told)
+
+    def _give_up(self, lent: Any, error: BaseException) -> None:
+        """Let a server's connection go that met an error, with what it began."""
+        if isinstance(error, DBAPIError) and not self.is_sqlite:
+            lent.invalidate(error)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -329,10 +331,17 @@ class Database:
         with self.reserve.used() if self.reserve else nullcontext():
             yield
 
-    def empty_log(self) -> None:
-        """Give the room of SQLite's log back, unless somebody uses it now."""
-        with self._turn():
-            self._lend(lambda lent: sqlite.empty_log(lent.driver_connection))
+    def shrink(self) -> None:
+        """Give the unused room of a SQLite file back to the file system, piece by piece."""
+        if not self.is_sqlite:
+            return
+        while True:
+            with self.writing() as run:
+                unused, left = sqlite.vacuum(run)
+            if left in (0, unused):  # made by another program, a file may never shrink
+                break
+        with self._turn(), self._lent(NOTHING, {}) as (lent, _):
+            sqlite.empty_log(lent.driver_connection)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -72,7 +72,7 @@ def _prepare(engine: Engine) -> None:
 
 def is_needed(engine: Engine) -> bool:
     """Whether the database has another schema than this release's, or none."""
-    with engine.connect() as connection:
+    with engine.connect().execution_options(read_only=True) as connection:
         return _version(connection) != SCHEMA_VERSION
 
 
@@ -83,7 +83,7 @@ def check(engine: Engine) -> None:
         OtherSchema: it has another schema.
         StoreError: it has none.
     """
-    with engine.connect() as connection:
+    with engine.connect().execution_options(read_only=True) as connection:
         version = _version(connection)
     database = shown(engine.url)
     if version is None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy import text as sql_text
 
 from bagua_autotune.store.errors import NoAnswer
 
@@ -27,8 +26,8 @@ SERVER_LIMITS_SECONDS = {
 }
 # After a server gave no answer.
 RETRY_SECONDS = 2.0
-# Of the thread that asks the pool for a connection: whether it finds out by itself if that is lost.
-IS_DIRECT = ContextVar("IS_DIRECT", default=False)
+# How many bytes the database takes.
+SIZE = sql_text("SELECT pg_database_size(current_database())")
 
 
 class Circuit:
@@ -56,10 +55,7 @@ class Circuit:
 
     def answered(self) -> None:
         """The server answered."""
-        if self._next_try is None:
-            return
-        with self._lock:
-            self._next_try = None
+        self._next_try = None
 
     def failed(self) -> None:
         """The server could not be reached, or did not answer in time."""
@@ -67,8 +63,8 @@ class Circuit:
             self._next_try = self._clock() + RETRY_SECONDS
 
 
-def open_engine(url: URL, circuit: Circuit) -> Engine:
-    """The engine of a server, with the time limits above; tells the circuit of its answers.
+def open_engine(url: URL) -> Engine:
+    """The engine of a server, with the time limits above.
 
     Raises ImportError if the URL's driver is missing, ArgumentError if SQLAlchemy knows none.
     """
@@ -84,29 +80,33 @@ def open_engine(url: URL, circuit: Circuit) -> Engine:
     if is_pg8000:
         connect = _pg8000_connect()
         event.listen(engine, "do_connect", lambda _d, _r, _args, options: connect(**options))
-    if engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", _set_limits)
 
-    @event.listens_for(engine, "checkout")
-    def _checkout(connection: Any, _record: Any, _proxy: Any) -> None:
-        if IS_DIRECT.get():
-            return
-        try:
-            connection.autocommit = True
-            engine.dialect.do_ping(connection)
-            connection.autocommit = False
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError from error  # all that lie there; a new one is made
-        circuit.answered()
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        connection.rollback()
+        connection.autocommit = True  # the driver begins no transaction by itself
+        limits = SERVER_LIMITS_SECONDS if engine.dialect.name == "postgresql" else {}
+        for name, seconds in limits.items():
+            connection.cursor().execute(f"SET {name} = {round(seconds * 1e3)}")
 
     return engine
 
 
-def _set_limits(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    for name, seconds in SERVER_LIMITS_SECONDS.items():
-        cursor.execute(f"SET {name} = {round(seconds * 1e3)}")
-    connection.commit()
+def run_pg8000(lent: Any, text: str, given: Mapping[str, Any], is_kept: bool) -> Sequence[Any]:
+    """pg8000's rows of a statement; one that is kept is prepared once on each connection."""
+    connection = lent.dbapi_connection
+    if not (is_kept and given):
+        cursor = connection.cursor()
+        cursor.paramstyle = "named"
+        cursor.execute(text, given)
+        return cursor.fetchall() if cursor.description else ()
+    prepared = lent.info.setdefault("prepared", {})
+    if text not in prepared:
+        prepared[text] = connection.prepare(text)
+    found: Sequence[Any] = prepared[text].run(**given)
+    # The driver would keep these rows until the connection runs the statement again.
+    prepared[text]._context = None
+    return found
 
 
 def _pg8000_connect() -> Callable[..., Any]:

@@ -1,4 +1,5 @@
-"""SQLite's engine: its journal, its locks, and a file that stays where it was opened.
+"""SQLite's engine: its journal, its locks, a file that stays where it was opened, and all else of
+which SQLAlchemy knows nothing: what SQLite is told by PRAGMA.
 
 A file that was deleted or replaced can be written to as before, but nobody finds what is written:
 it is gone with the process. So each transaction compares device and inode before it begins and
@@ -9,11 +10,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import URL, Engine, PoolProxiedConnection, QueuePool, create_engine, event
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    QueuePool,
+    create_engine,
+    event,
+    text,
+)
 
 from bagua_autotune.store.engine.location import (
     FILE_MODE,
@@ -24,6 +36,8 @@ from bagua_autotune.store.engine.location import (
 from bagua_autotune.store.engine.reserve import log_bytes
 from bagua_autotune.store.errors import FileLost
 
+UNUSED = text("PRAGMA freelist_count")
+VACUUM = text("PRAGMA incremental_vacuum(100)")
 FileId = tuple[int, int]
 # SQLite opens both with a connection, and keeps them while one is open.
 LOGS = ("-wal", "-shm")
@@ -76,6 +90,11 @@ def open_engine(url: URL) -> tuple[Engine, Files | None]:
                 "log, which may corrupt it there; end that process first"
             )
 
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:  # of migrations, which SQLAlchemy runs
+        is_view = connection.get_execution_options().get("read_only")
+        connection.exec_driver_sql("BEGIN" if is_view else "BEGIN IMMEDIATE")
+
     files = None if is_in_memory(url) else Files(Path(str(url.database)))
     if files is not None:
         files.watch(engine)
@@ -111,7 +130,8 @@ class Files:
         @event.listens_for(engine, "do_connect")
         def _before(*_: Any) -> None:
             if self._file is None:
-                self._make()
+                with suppress(OSError):  # it exists, or SQLite will say what is wrong
+                    os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, FILE_MODE))
                 self._file = _id_of(self._path)
             self._check_file()  # SQLite would make another
 
@@ -123,29 +143,16 @@ class Files:
             }
             self._check_file()
 
-        @event.listens_for(engine, "begin")
-        def _begin(connection: Any) -> None:
-            self.check(connection.connection)
-
-        @event.listens_for(engine, "commit")
-        def _commit(connection: Any) -> None:
-            self._check(connection.info)
-
     def check(self, lent: PoolProxiedConnection) -> None:
-        """Raise FileLost if the connection, in no transaction, writes where nobody reads."""
+        """Raise FileLost if the connection writes where nobody reads."""
         try:
-            self._check(lent.info)
+            self._check_file()
         except FileLost:
-            self._empty_log(cast(sqlite3.Connection, lent.driver_connection))
+            # The log of a file that was moved is no other's, but SQLite would replay it over a file
+            # that takes the place of this one.
+            empty_log(cast(sqlite3.Connection, lent.driver_connection))
             raise
-
-    def _make(self) -> None:
-        with suppress(OSError):  # it exists, or SQLite will say what is wrong
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, FILE_MODE))
-
-    def _check(self, info: dict[str, Any]) -> None:
-        self._check_file()
-        for log, opened in info[LOG_IDS].items():
+        for log, opened in lent.info[LOG_IDS].items():
             if _id_of(self._logs[log]) != opened:
                 raise FileLost(
                     f"the log {self._logs[log]} of the database was deleted or replaced while it "
@@ -167,13 +174,6 @@ class Files:
             "use the new one"
         )
 
-    def _empty_log(self, connection: sqlite3.Connection) -> None:
-        """Put the log of a file that was moved into that file: it belongs to no other, but SQLite
-        would replay it over a file that takes the place of this one."""
-        if _id_of(self._path) == self._file:
-            return  # who opened the file since has another log, and knows nothing of this one
-        empty_log(connection)
-
 
 def empty_log(connection: sqlite3.Connection) -> None:
     """Put what is in the write-ahead log into the file, and take its room from it, if that can be
@@ -181,8 +181,30 @@ def empty_log(connection: sqlite3.Connection) -> None:
     with suppress(sqlite3.Error):  # no room; or somebody reads, and the next one tries it
         (wait,) = connection.execute("PRAGMA busy_timeout").fetchone()
         connection.execute("PRAGMA busy_timeout = 0")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        connection.execute(f"PRAGMA busy_timeout = {wait}")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {wait}")
+
+
+def vacuum(run: Callable[..., list[Any]]) -> tuple[int, int]:
+    """Give some of the pages that are unused back to the file system; how many were before, and are
+    left. They are few, as SQLite writes them to its log first."""
+    ((unused,),) = run(UNUSED)
+    run(VACUUM)
+    ((left,),) = run(UNUSED)
+    return unused, left
+
+
+def look_over(
+    read: Callable[..., list[Any]], most_errors: int
+) -> tuple[list[str], Counter[str], str]:
+    """What SQLite itself finds: the errors of its integrity check, rows by table that belong to
+    others that do not exist, and the journal mode."""
+    errors = [str(row[0]) for row in read(text(f"PRAGMA integrity_check({most_errors})"))]
+    orphans = Counter(str(row[0]) for row in read(text("PRAGMA foreign_key_check")))
+    ((mode,),) = read(text("PRAGMA journal_mode"))
+    return [] if errors == ["ok"] else errors, orphans, mode
 
 
 def _id_of(path: str) -> FileId | None:

@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy maps them.
+"""The tables; no objects are made of their classes, which only name the columns and their types.
 
 Times are seconds since the epoch.  Whoever changes a table raises ``SCHEMA_VERSION`` and adds what
 leads there to ``revisions``.
@@ -52,24 +52,24 @@ class JobRow(Base):
     name: Mapped[str]
     protocol: Mapped[str] = mapped_column(String(8))
     phase: Mapped[str] = mapped_column(String(16))
-    # How often the job was written (see rows.locked_row).
-    revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    # How often the job was written (see rows.lock).
+    revision: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[float]
     last_contact_at: Mapped[float]
     ended_at: Mapped[float | None]
     finished_at: Mapped[float | None]
-    round: Mapped[int] = mapped_column(default=0, server_default="0")
+    round: Mapped[int] = mapped_column(server_default="0")
     # Equal keys mark similar jobs; an empty key equals none.
-    fingerprint: Mapped[str] = mapped_column(default="", server_default="", index=True)
-    model_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
-    network_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    fingerprint: Mapped[str] = mapped_column(server_default="", index=True)
+    model_key: Mapped[str] = mapped_column(server_default="", index=True)
+    network_key: Mapped[str] = mapped_column(server_default="", index=True)
     # JobSpec without its tensors.
     spec: Mapped[dict[str, Any]]
     data: Mapped[dict[str, Any]]
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     inherited: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Deferred: up to 100,000 of them, needed only when candidates are enumerated.
-    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True, server_default="[]")
+    # Up to 100,000 of them, needed only when candidates are enumerated.
+    tensors: Mapped[list[Any]] = mapped_column(JSON, server_default="[]")
 
 
 class TrialRow(Base):
@@ -86,15 +86,15 @@ class TrialRow(Base):
     cost: Mapped[float | None]
     # NULL for a trial measured by a single observation: its error is not known.
     standard_error: Mapped[float | None]
-    steps: Mapped[int] = mapped_column(default=0)
-    outliers: Mapped[int] = mapped_column(default=0)
+    steps: Mapped[int]
+    outliers: Mapped[int]
     failure: Mapped[str | None]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
-    round: Mapped[int] = mapped_column(default=0, server_default="0")
+    round: Mapped[int] = mapped_column(server_default="0")
     # Numbers of its observations that came after it was closed, and that were deleted since.
-    late_steps: Mapped[int] = mapped_column(default=0, server_default="0")
-    thinned_steps: Mapped[int] = mapped_column(default=0, server_default="0")
+    late_steps: Mapped[int] = mapped_column(server_default="0")
+    thinned_steps: Mapped[int] = mapped_column(server_default="0")
     # A model.memory.Memory, where the ranks told any.
     memory: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
@@ -177,7 +177,7 @@ class FamilyRow(Base):
     # Names of tensors in the order in which their gradients became ready.
     ready_order: Mapped[list[Any]] = mapped_column(JSON)
     # Raised by whatever changes the row: replicas remember it.
-    revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    revision: Mapped[int] = mapped_column(server_default="0")
 
 
 class ChoreRow(Base):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +12,8 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.engine.sqlite import remote_kind
+from bagua_autotune.store.engine.postgresql import SIZE
+from bagua_autotune.store.engine.sqlite import look_over, remote_kind
 from bagua_autotune.store.engine.tables import SCHEMA_VERSION, JobRow
 from bagua_autotune.store.errors import UnknownJob, remedy
 from bagua_wire.knob_kinds import describe_bytes
@@ -66,17 +66,12 @@ def _mended(error: str, file: Path) -> str:
 
 def _sqlite(store: Store) -> Iterator[Finding]:
     file = Path(str(store.database.url.database))
-    with store.database.reading() as session:
-        run = session.connection().exec_driver_sql
-        errors = [str(row[0]) for row in run(f"PRAGMA integrity_check({MOST_ERRORS_TOLD})")]
-        orphans = Counter(str(row[0]) for row in run("PRAGMA foreign_key_check"))
-        mode = run("PRAGMA journal_mode").scalar()
-    if errors == ["ok"]:
+    with store.database.reading():
+        errors, orphans, mode = look_over(store.database.read, MOST_ERRORS_TOLD)
+    if not errors:
         yield Finding("SQLite's integrity check finds no fault")
-    else:
-        yield from (
-            Finding(f"SQLite's integrity check: {error}", _mended(error, file)) for error in errors
-        )
+    for error in errors:
+        yield Finding(f"SQLite's integrity check: {error}", _mended(error, file))
     for table, count in orphans.items():
         yield Finding(
             f"{count} rows belong to jobs or trials that do not exist, in the table {table}",
@@ -96,23 +91,21 @@ def _sqlite(store: Store) -> Iterator[Finding]:
 
 
 def _postgresql(store: Store) -> Iterator[Finding]:
-    with store.database.reading() as session:
-        size = "SELECT pg_database_size(current_database())"
-        used = session.connection().exec_driver_sql(size).scalar()
-    yield Finding(f"it takes {describe_bytes(int(used or 0))}; PostgreSQL's pg_amcheck checks more")
+    ((used,),) = store.database.read(SIZE)
+    yield Finding(f"it takes {describe_bytes(int(used))}; PostgreSQL's pg_amcheck checks more")
 
 
 def _jobs(store: Store) -> Iterator[Finding]:
     bounds = select(func.min(JobRow.created_at), func.max(JobRow.last_contact_at))
-    with store.database.reading() as session:
-        times = session.execute(bounds).one()
-        ids = list(session.scalars(select(JobRow.id).order_by(JobRow.created_at)))
+    with store.database.reading():
+        (times,) = store.database.read(bounds)
+        ids = store.database.read(select(JobRow.id).order_by(JobRow.created_at))
     readable = 0
-    for job_id in ids:
+    for (job_id,) in ids:
         try:
-            store.job(job_id)
-            store.tensors(job_id)
-            store.trials(job_id)
+            store.jobs.get(job_id)
+            store.jobs.tensors(job_id)
+            store.trials.of(job_id)
         except UnknownJob:  # deleted since
             continue
         except Exception as error:

@@ -70,9 +70,9 @@ def _empty(url: str) -> None:
     """Delete all rows of a server's database; it stays, and who uses it can go on."""
     with closing(Store(url, as_found=True)) as store:
         try:
-            with store.database.writing() as session:
+            with store.database.writing() as run:
                 for table in reversed(Base.metadata.sorted_tables):
                     if table is not SchemaRow.__table__:
-                        session.execute(table.delete())
+                        run(table.delete())
         except SQLAlchemyError as error:
             raise StoreError(f"{store.database} is not emptied: {trouble(error)}") from error

@@ -6,36 +6,36 @@ Each transaction is small, so that no report waits long for the database.
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import ColumnElement, delete, select, text, update
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy import ColumnElement, bindparam, delete, select, update
+from sqlalchemy.dialects.postgresql import insert  # its ON CONFLICT is SQLite's, too
+from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.job import GIVEN_UP, OVER, SILENT_SECONDS
+from bagua_autotune.model.job import OVER, SILENT_SECONDS, Job, Trial
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import DISK_FULL, JobLives, UnknownJob, trouble
 from bagua_autotune.store.maintenance import kept_copies
-from bagua_autotune.store.rows import locked_row
+from bagua_autotune.store.rows import OF_TRIAL, locked
 from bagua_wire.messages import JobPhase
 
 logger = logging.getLogger(__name__)
 
 CHORE = "retention"
-TAKE_TURN = text(
-    "INSERT INTO chores (name, due_at, done_until) VALUES (:name, :next, 0) "
-    "ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at "
-    "WHERE chores.due_at <= :now OR chores.due_at > :latest RETURNING done_until"
-)
+TURN = insert(ChoreRow).values(name=CHORE, due_at=bindparam("next"), done_until=0)
+TAKE_TURN = TURN.on_conflict_do_update(
+    index_elements=["name"],
+    set_={"due_at": TURN.excluded.due_at},
+    where=(ChoreRow.due_at <= bindparam("now")) | (ChoreRow.due_at > bindparam("latest")),
+).returning(ChoreRow.done_until)
 DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
-# Of so many pages, which SQLite writes to its log first.
-VACUUM = "PRAGMA incremental_vacuum(100)"
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
 # draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
@@ -74,17 +74,15 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
     Returns:
         Jobs whose last report came before this time are thinned already; None: not our turn.
     """
-    given = {"name": CHORE, "next": now + pause_seconds, "now": now}
-    given["latest"] = now + 2 * pause_seconds
-    with store.database.writing() as session:
-        done_until: float | None = session.scalar(TAKE_TURN, given)
-    return done_until
+    given = {"next": now + pause_seconds, "now": now, "latest": now + 2 * pause_seconds}
+    with store.database.writing() as run:
+        found = run(TAKE_TURN, **given)
+    return found[0].done_until if found else None
 
 
 def note_thinned(store: Store, until: float) -> None:
     """Note that the jobs whose last report came before then are thinned."""
-    with store.database.writing() as session:
-        session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
+    store.database.write(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
 
 
 def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
@@ -103,9 +101,8 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
 def old_jobs(store: Store, before: float) -> list[DeletedJob]:
     """The jobs whose last report came before then, oldest first."""
     query = select(*DELETED_COLUMNS).where(JobRow.last_contact_at < before)
-    with store.database.reading() as session:
-        found = session.execute(query.order_by(JobRow.created_at)).mappings()
-        return [DeletedJob.model_validate(row) for row in found]
+    found = store.database.read(query.order_by(JobRow.created_at))
+    return [DeletedJob(**row._asdict()) for row in found]
 
 
 def prune(store: Store, before: float) -> list[DeletedJob]:
@@ -132,51 +129,47 @@ def thin(store: Store, since: float, before: float) -> int:
         JobRow.last_contact_at >= since,
         JobRow.last_contact_at < before,
     )
-    with store.database.reading() as session:
-        found = list(session.scalars(over))
-    return sum(_thin_job(store, job_id) for job_id in found)
+    return sum(_thin_job(store, job_id) for (job_id,) in store.database.read(over))
 
 
 def _thin_job(store: Store, job_id: str) -> int:
-    query = select(TrialRow).where(TrialRow.job_id == job_id).order_by(TrialRow.index)
-    with store.database.reading() as session:
-        row = session.get(JobRow, job_id)
-        trials = session.scalars(query).all()
-        if row is None:
-            return 0
-        looked_into = _looked_into(row, trials)
-        closed = [trial.id for trial in trials if trial.state in ("measured", *GIVEN_UP)]
-    deleted = 0
-    for trial_id in closed:
-        kept = KEPT_STEPS if trial_id in looked_into else KEPT_FOR_PICTURES
-        while count := _thin_trial(store, job_id, trial_id, kept):
+    try:
+        with store.database.reading():
+            job, trials = store.jobs.get(job_id), store.trials.of(job_id)
+    except UnknownJob:
+        return 0
+    looked_into, deleted = _looked_into(job, trials), 0
+    for index in [trial.index for trial in trials if not trial.is_open]:
+        kept = KEPT_STEPS if index in looked_into else KEPT_FOR_PICTURES
+        while count := _thin_trial(store, job_id, index, kept):
             deleted += count
     return deleted
 
 
-def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
-    """The ids of the trials of the default, of the result (or the best so far), and the newest."""
-    wanted = [row.spec["default_configuration"], row.result and row.result["configuration"]]
-    found = {trial.id for trial in trials if trial.configuration in wanted}
-    found |= {trial.id for trial in trials[-2:]}  # the last may not have been observed
-    measured = [(trial.cost, trial.id) for trial in trials if trial.cost is not None]
+def _looked_into(job: Job, trials: Sequence[Trial]) -> set[int]:
+    """The trials of the default, of the result (or the best so far), and the newest."""
+    wanted = [job.baseline, job.result and job.result.configuration]
+    found = {trial.index for trial in trials if trial.configuration in wanted}
+    found |= {trial.index for trial in trials[-2:]}  # the last may not have been observed
+    measured = [(trial.estimate.center, trial.index) for trial in trials if trial.estimate]
     return found | {min(measured)[1]} if measured else found
 
 
-def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
+def _thin_trial(store: Store, job_id: str, index: int, kept: int) -> int:
     """Delete some of its steps, but not the first and the last ones; returns how many."""
-    steps = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
-    thinned = update(TrialRow).where(TrialRow.id == trial_id)
-    with store.database.writing() as session:
-        try:
-            locked_row(session, job_id)
-        except UnknownJob:
-            return 0
-        newest_first = steps.order_by(ObservationRow.step.desc()).offset(kept)
-        ids = session.scalars(newest_first).all()[:-1][:ROWS_AT_ONCE]
-        session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
-        session.execute(thinned.values(thinned_steps=TrialRow.thinned_steps + len(ids)))
-        return len(ids)
+    steps = select(ObservationRow.id).join(TrialRow).where(OF_TRIAL)
+    steps = steps.order_by(ObservationRow.step.desc()).offset(kept)
+    thinned = update(TrialRow).where(OF_TRIAL)
+    which: dict[str, Any] = {"job_id": job_id, "trial": index}
+    try:
+        with locked(store.database, job_id) as (run, _):
+            ids = [step_id for (step_id,) in run(steps, **which)][:-1][:ROWS_AT_ONCE]
+            if ids:
+                run(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
+                run(thinned.values(thinned_steps=TrialRow.thinned_steps + len(ids)), **which)
+            return len(ids)
+    except UnknownJob:
+        return 0
 
 
 @contextmanager
@@ -185,30 +178,12 @@ def deleting(store: Store) -> Iterator[None]:
     with store.database.making_room():
         yield
         try:
-            _shrink(store)
+            store.database.shrink()
         except SQLAlchemyError as error:
             if trouble(error) != DISK_FULL:
                 raise
             # What was deleted is deleted.
             logger.warning("the space of what was deleted is not given back yet: %s", error)
-
-
-def _shrink(store: Store) -> None:
-    """Give the unused space of a SQLite file back to the file system, piece by piece."""
-    if not store.database.is_sqlite:
-        return
-    while True:
-        with store.database.writing() as session:
-            driver = session.connection().connection.cursor()
-            try:
-                (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
-                driver.execute(VACUUM).fetchall()
-                (left,) = driver.execute("PRAGMA freelist_count").fetchone()
-            except sqlite3.Error as error:  # as SQLAlchemy's own cursor does
-                raise OperationalError(VACUUM, None, error) from error
-        if left == 0 or left == unused:  # made by another program, a file may never shrink
-            store.database.empty_log()
-            return
 
 
 def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
@@ -233,7 +208,7 @@ def _delete_lives(store: Store, job_id: str, force: bool, now: float) -> list[De
     may_go = JobRow.ended_at.is_not(None) | (JobRow.last_contact_at < now - SILENT_SECONDS)
     if force:
         may_go |= JobRow.protocol != "v1"
-    ids = [life for life, _ in store.lives(job_id)]
+    ids = [life for life, _ in store.lives.of(job_id)]
     _refuse_living(store, ids, may_go, now)
     found = (delete_where(store, (JobRow.id == life) & may_go) for life in ids)
     deleted = [job for job in found if job]
@@ -246,15 +221,13 @@ def _delete_lives(store: Store, job_id: str, force: bool, now: float) -> list[De
 
 def _forget(store: Store, deleted: Sequence[DeletedJob]) -> None:
     """Delete what is left of jobs that are deleted."""
-    store.forget_families()
+    store.families.forget()
     kept_copies.forget([job.id for job in deleted])
 
 
 def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], now: float) -> None:
     columns = JobRow.id, JobRow.protocol, JobRow.last_contact_at
-    with store.database.reading() as session:
-        living = session.execute(select(*columns).where(JobRow.id.in_(ids), ~may_go)).first()
-    if living is not None:
+    for living in store.database.read(select(*columns).where(JobRow.id.in_(ids), ~may_go)):
         ago = describe_seconds(max(0.0, now - living.last_contact_at))
         raise JobLives(living.id, ago, living.protocol)
 
@@ -262,13 +235,8 @@ def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], no
 def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:
     """Delete the one job of which this is true, for as long as it is true of it."""
     steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(which).limit(ROWS_AT_ONCE)
-    while True:
-        with store.database.writing() as session:
-            ids = list(session.scalars(steps))
-            session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
-        if len(ids) < ROWS_AT_ONCE:
-            break
-    deletion = delete(JobRow).where(which).returning(*DELETED_COLUMNS)
-    with store.database.writing() as session:
-        row = session.execute(deletion).mappings().one_or_none()
-        return None if row is None else DeletedJob.model_validate(row)
+    deletion = delete(ObservationRow).where(ObservationRow.id.in_(steps))
+    while len(store.database.write(deletion.returning(ObservationRow.id))) == ROWS_AT_ONCE:
+        pass
+    gone = store.database.write(delete(JobRow).where(which).returning(*DELETED_COLUMNS))
+    return DeletedJob(**gone[0]._asdict()) if gone else None

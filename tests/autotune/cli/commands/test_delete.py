@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(location, "NODE_FOLDER", str(tmp_path / "node-{user}"))
     folder = tmp_path / "bagua-autotune"
     with closing(Store(f"sqlite:///{folder / 'autotune.db'}")) as store:
-        store.create_job("job", make_spec(), at=1.0)
+        store.jobs.create("job", make_spec(), at=1.0)
     (folder / "copies").mkdir()
     (folder / "copies" / "damaged.copy").write_bytes(b"?")
     (folder / "mine.txt").write_text("no file of ours")
@@ -59,14 +59,14 @@ def test_nothing_goes_while_somebody_uses_the_database(home: Path) -> None:
         refused = delete("--everything", "--force")
         assert refused.exit_code == 1
         assert "is in use, and nothing is changed; stop the service" in refused.stderr
-        assert store.job("job").id == "job"
+        assert store.jobs.get("job").id == "job"
     assert (home / "copies" / "damaged.copy").exists()
 
 
 @pytest.fixture
 def server(empty_url: str) -> Iterator[Store]:
     with closing(Store(empty_url)) as store:
-        store.create_job("job", make_spec(), at=1.0)
+        store.jobs.create("job", make_spec(), at=1.0)
         yield store
 
 
@@ -74,11 +74,10 @@ def server(empty_url: str) -> Iterator[Store]:
 def test_all_rows_of_a_server_go(home: Path, server: Store) -> None:
     url = server.database.url.render_as_string(hide_password=False)
     assert delete("--everything", "--force", "--database", url).exit_code == 0
-    with server.database.reading() as session:
-        left = {
-            name: len(session.execute(select(table)).all())
-            for name, table in Base.metadata.tables.items()
-        }
+    left = {
+        name: len(server.database.read(select(table)))
+        for name, table in Base.metadata.tables.items()
+    }
     assert left.pop("schema_version") == 1
     assert set(left.values()) == {0}
 

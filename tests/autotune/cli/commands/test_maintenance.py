@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     """A database with two jobs."""
     store = Store(f"sqlite:///{tmp_path / 'a.db'}")
     for number in range(2):
-        store.create_job(f"job{number}", make_spec(), at=1e9 + number)
+        store.jobs.create(f"job{number}", make_spec(), at=1e9 + number)
     store.close()
     return tmp_path / "a.db"
 
@@ -47,7 +47,7 @@ def test_a_copy_is_made_while_the_database_is_written_to(file: Path, tmp_path: P
     def write() -> None:
         number = 0
         while not stopping.is_set():
-            store.create_job(f"written{number}", make_spec(), at=2e9)
+            store.jobs.create(f"written{number}", make_spec(), at=2e9)
             number += 1
             begun.set()
 
@@ -118,7 +118,7 @@ def copy(file: Path, tmp_path: Path) -> Path:
     killed = tmp_path / "killed"
     killed.mkdir()
     store = Store(f"sqlite:///{file}")
-    store.create_job("later", make_spec(), at=2e9)
+    store.jobs.create("later", make_spec(), at=2e9)
     for ending in ("", "-wal", "-shm"):
         shutil.copy(f"{file}{ending}", killed)
     store.close()

@@ -28,8 +28,8 @@ def database(tmp_path: Path) -> Path:
     """A job last heard of 91 days ago and another of 89 days ago."""
     path, now = tmp_path / "a.db", time.time()
     store = Store(f"sqlite:///{path}")
-    store.create_job("old", make_spec(name="ancient"), at=now - 91 * DAY_SECONDS)
-    store.create_job("new", make_spec(), at=now - 89 * DAY_SECONDS)
+    store.jobs.create("old", make_spec(name="ancient"), at=now - 91 * DAY_SECONDS)
+    store.jobs.create("new", make_spec(), at=now - 89 * DAY_SECONDS)
     store.close()
     return path
 
@@ -93,7 +93,7 @@ def test_one_whose_training_may_run_is_deleted_only_by_force(
     source: list[str], database: Path
 ) -> None:
     store = Store(f"sqlite:///{database}")
-    store.create_job("runs", make_spec(), at=time.time())
+    store.jobs.create("runs", make_spec(), at=time.time())
     store.close()
     refused = CliRunner().invoke(main, ["delete", "runs", *source])
     assert refused.exit_code == 1

@@ -88,7 +88,7 @@ def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
     job = DrivenJob(tmp_path / "a.db")
     job.run(until_trial=2)
     store = Store(f"sqlite:///{tmp_path / 'a.db'}")
-    store.touch("job", time.time() - 8)
+    store.jobs.touch("job", time.time() - 8)
     looks = iter([lambda: None, lambda: None, job.end])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
     result = CliRunner().invoke(main, ["watch", "job", "--database", str(store.database)])
@@ -106,7 +106,7 @@ def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
     job = DrivenJob(tmp_path / "a.db")
     job.run(until_trial=2)
     store = Store(f"sqlite:///{tmp_path / 'a.db'}")
-    store.touch("job", time.time() - SILENT_SECONDS - 1)
+    store.jobs.touch("job", time.time() - SILENT_SECONDS - 1)
     Leases(store, time.time).look()
     said = {
         command: CliRunner().invoke(main, [*command.split(), "--database", str(store.database)])

@@ -17,8 +17,8 @@ def test_what_was_told_is_there_after_a_crash_and_nothing_is_said(
         pytest.skip("PostgreSQL is not installed")
     with running_cluster(binaries) as url:
         store = Store(url)
-        store.create_job("job", make_spec(), at=1.0)
+        store.jobs.create("job", make_spec(), at=1.0)
         crash_and_restart(binaries, url)
-        assert store.job("job").name == "digits"
+        assert store.jobs.get("job").name == "digits"
         store.close()
     assert [record.getMessage() for record in caplog.records] == []

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.exc import DBAPIError
 
+from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.postgresql import RETRY_SECONDS, Circuit
+from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.store.errors import NoAnswer, StoreError
 from tests.autotune.store.samples import (
     FIRST,
 )
 from tests.autotune.support import make_spec
+
+END_CONNECTIONS = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 def test_reading_makes_no_database(tmp_path: Path) -> None:
@@ -29,12 +36,12 @@ def test_reading_makes_no_database(tmp_path: Path) -> None:
 def test_two_stores_share_a_file_and_it_outlives_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'autotune.db'}"
     first, second = Store(url), Store(url)
-    first.create_job("job", make_spec(), at=1.0)
-    assert second.advance("job", FIRST)
-    assert not first.advance("job", FIRST)
+    first.jobs.create("job", make_spec(), at=1.0)
+    assert second.trials.advance("job", FIRST)
+    assert not first.trials.advance("job", FIRST)
     first.close()
     second.close()
-    assert len(Store(url).trials("job")) == 1
+    assert len(Store(url).trials.of("job")) == 1
 
 
 @pytest.mark.parametrize("url", ["mongodb://x/y", "sqlite:////proc/no/such.db"])
@@ -52,23 +59,62 @@ def test_something_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert path.read_text().startswith("not a database")
 
 
-def test_a_view_stays_as_it_was_when_it_was_opened(store: Store, job: str) -> None:
-    if not store.database.url.database:
-        pytest.skip("a database in memory has one connection: writers wait for readers")
-    with store.database.reading(), ThreadPoolExecutor(1) as writer:
-        before = store.job(job)
-        writer.submit(store.touch, job, 99.0).result()
-        assert store.job(job) == before
-    assert store.job(job).last_contact_at == 99.0
+def end_connections(url: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(END_CONNECTIONS)
+    engine.dispose()
 
 
-def test_what_is_read_together_is_one_view(store: Store, job: str) -> None:
-    with store.database.reading() as outer:
-        with store.database.reading() as inner:
-            assert inner is outer
-        assert store.job(job).id == job
-    with store.database.reading() as later:
-        assert later is not outer
+def test_whoever_meets_a_lost_connection_is_served_by_a_new_one(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
+    with store.database.reading(), store.database.writing():
+        pass  # two lie in the pool then
+    store.jobs.create("lost", make_spec(), at=1.0)
+    store.trials.advance("lost", FIRST)
+    for step in range(3):
+        end_connections(postgresql_url)
+        store.observations.add("lost", 0, [Observation(step, (0.1,) * 4)], at=2.0)
+        end_connections(postgresql_url)
+        assert store.jobs.contact("lost").last_contact_at == 2.0
+        end_connections(postgresql_url)
+        assert store.jobs.get("lost").id == "lost"
+        end_connections(postgresql_url)
+        with store.database.reading():
+            ((count,),) = store.database.read(select(func.count()).where(JobRow.id == "lost"))
+            assert count == 1
+        end_connections(postgresql_url)
+        store.events.add("lost", Event("note", step=step, at=3.0))
+    assert [step.step for _, step in store.observations.of("lost")] == [0, 1, 2]
+    assert [event.step for event in store.events.of("lost")] == [0, 1, 2]
+    store.close()
+
+
+def test_whoever_may_try_after_a_failure_is_served_by_a_new_connection(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
+    now = [0.0]
+    store.database._circuit = Circuit(lambda: now[0])
+    store.jobs.create("tried", make_spec(), at=1.0)
+    store.jobs.contact("tried")
+    end_connections(postgresql_url)
+    store.database._circuit.failed()
+    now[0] = RETRY_SECONDS
+    assert store.jobs.contact("tried").id == "tried"
+    assert store.jobs.get("tried").id == "tried", "all others may ask, too"
+    store.close()
+
+
+def test_a_connection_lost_within_a_view_is_an_error_of_sqlalchemy_too(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
+
+    def look() -> None:
+        with store.database.reading():
+            end_connections(postgresql_url)
+            store.jobs.contact("job")
+
+    with pytest.raises(DBAPIError):
+        look()
+    store.close()
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)

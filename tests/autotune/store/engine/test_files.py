@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(path: Path) -> Store:
     opened = Store(f"sqlite:///{path}")
-    opened.create_job("first", make_spec(), at=1.0)
+    opened.jobs.create("first", make_spec(), at=1.0)
     return opened
 
 
@@ -32,7 +32,7 @@ def test_nobody_else_can_read_what_is_stored(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
         opened = Store(f"sqlite:///{tmp_path / 'new' / 'a.db'}")
-        opened.create_job("first", make_spec(), at=1.0)
+        opened.jobs.create("first", make_spec(), at=1.0)
         modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
         opened.close()
     finally:
@@ -56,7 +56,7 @@ def is_whole(path: Path) -> bool:
 def test_nothing_is_stored_in_a_deleted_file_until_it_is_back(store: Store, path: Path) -> None:
     path.rename(path.with_name("moved.db"))
     with pytest.raises(FileLost, match=r"a\.db was deleted or moved while it was used"):
-        store.create_job("lost", make_spec(), at=2.0)
+        store.jobs.create("lost", make_spec(), at=2.0)
     with pytest.raises(FileLost, match="deleted or moved"):
         store.check()
     with pytest.raises(FileLost, match="deleted or moved"):
@@ -64,23 +64,27 @@ def test_nothing_is_stored_in_a_deleted_file_until_it_is_back(store: Store, path
     assert not path.exists()
     path.with_name("moved.db").rename(path)
     store.check()
-    assert store.create_job("second", make_spec(), at=2.0)
+    assert store.jobs.create("second", make_spec(), at=2.0)
     store.close()
     assert jobs_of(path) == {"first", "second"}
 
 
 def test_a_further_connection_makes_no_new_file(store: Store, path: Path) -> None:
-    with store.database.reading():
-        path.unlink()
-        with pytest.raises(FileLost, match="deleted or moved"):
-            store.create_job("lost", make_spec(), at=2.0)
+    def create_in_a_view() -> None:
+        with store.database.reading():
+            path.unlink()
+            with pytest.raises(FileLost, match="deleted or moved"):
+                store.jobs.create("lost", make_spec(), at=2.0)
+
+    with pytest.raises(FileLost, match="deleted or moved"):  # as the view is over
+        create_in_a_view()
     assert not path.exists()
 
 
 def test_a_transaction_during_which_the_file_goes_is_not_taken(store: Store, path: Path) -> None:
     def write() -> None:
-        with store.database.writing() as session:
-            session.execute(text("UPDATE jobs SET name = 'other'"))
+        with store.database.writing() as run:
+            run(text("UPDATE jobs SET name = 'other'"))
             path.unlink()
 
     with pytest.raises(FileLost):
@@ -94,7 +98,7 @@ def test_one_that_took_its_place_is_not_spoilt_by_the_log_that_was_left(
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
     for number in range(20):
-        store.create_job(f"later{number}", make_spec(), at=2.0)
+        store.jobs.create(f"later{number}", make_spec(), at=2.0)
     path.rename(tmp_path / "moved.db")
     shutil.copy(copy, path)  # its log is still in its place
     with pytest.raises(FileLost, match=r"a\.db was replaced while it was used: restart"):
@@ -112,7 +116,7 @@ def test_a_store_whose_log_is_deleted_still_stores_what_it_knows(
 ) -> None:
     Path(f"{path}{log}").unlink()
     with pytest.raises(FileLost, match=rf"a\.db{log} of the database was deleted or replaced"):
-        store.create_job("lost", make_spec(), at=2.0)
+        store.jobs.create("lost", make_spec(), at=2.0)
     store.close()
     assert jobs_of(path) == {"first"}
     assert is_whole(path)

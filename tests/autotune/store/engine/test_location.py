@@ -137,7 +137,7 @@ def test_a_named_database_on_a_network_has_no_write_ahead_log(
     assert not caplog.records
     mounted.write_text("1 0 0:1 / / rw - cifs a rw\n")
     store = Store(url)
-    assert store.create_job("job", make_spec(), at=1.0)
+    assert store.jobs.create("job", make_spec(), at=1.0)
     store.close()
     assert journal_mode(url) == "delete"
     (record,) = caplog.records

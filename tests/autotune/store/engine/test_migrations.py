@@ -44,7 +44,7 @@ def execute(url: str, *statements: str) -> None:
 def make_old(empty_url: str) -> str:
     """A database of today's schema, with a job."""
     store = Store(empty_url)
-    assert store.create_job("before", make_spec(), at=1e3)
+    assert store.jobs.create("before", make_spec(), at=1e3)
     store.close()
     return empty_url
 
@@ -120,9 +120,9 @@ def test_the_next_release_adds_a_column_and_nothing_is_lost(
     before, rows = schema(empty_url), contents(empty_url)
     install_next()
     store = Store(empty_url)
-    assert store.job("before").created_at == 1e3
+    assert store.jobs.get("before").created_at == 1e3
     # As replicas of this release, which do not know the column, go on doing.
-    assert store.create_job("after", make_spec(), at=2e3)
+    assert store.jobs.create("after", make_spec(), at=2e3)
     store.close()
     execute(empty_url, "DELETE FROM jobs WHERE id = 'after'")
     after, found = schema(empty_url), contents(empty_url)
@@ -157,7 +157,7 @@ def test_who_only_reads_does_not_bring_it_up(
     assert (schema(empty_url), contents(empty_url)) == before
     Store(empty_url).close()
     reader = Store(empty_url, as_found=True)
-    assert reader.job("before").name
+    assert reader.jobs.get("before").name
     reader.close()
 
 
@@ -214,7 +214,7 @@ def test_replicas_that_start_at_once_find_one_database(
         barrier.wait()
         try:
             store = Store(empty_url)
-            store.create_job(f"of-{number}", make_spec(), at=2e3)
+            store.jobs.create(f"of-{number}", make_spec(), at=2e3)
             store.close()
         except BaseException as error:
             failures.append(error)

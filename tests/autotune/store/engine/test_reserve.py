@@ -57,7 +57,7 @@ def test_jobs_are_deleted_where_they_have_filled_the_disk(store: Store, disk: Pa
 
 
 def test_a_job_is_deleted_where_others_have_filled_the_disk(store: Store, disk: Path) -> None:
-    store.create_job("job", make_spec(), at=AGES_AGO)
+    store.jobs.create("job", make_spec(), at=AGES_AGO)
     disks.fill(disk / "other")
     reserved = (disk / "a.db-reserve").stat()
     assert (reserved.st_mode & 0o777, reserved.st_size) == (0o600, 1024**2)
@@ -70,7 +70,7 @@ def test_the_command_deletes_on_a_full_disk_without_a_service(disk: Path) -> Non
     url = f"sqlite:///{disk / 'a.db'}"
     with closing(Store(url)) as store:
         for job in ("one", "two"):
-            store.create_job(job, make_spec(), at=AGES_AGO)
+            store.jobs.create(job, make_spec(), at=AGES_AGO)
     disks.fill(disk / "other")  # also the room of SQLite's logs, which are gone
     for command in (["delete", "one"], ["prune", "--older-than", "1"]):
         done = CliRunner().invoke(main, [*command, "--database", url])
@@ -80,7 +80,7 @@ def test_the_command_deletes_on_a_full_disk_without_a_service(disk: Path) -> Non
 
 
 def test_the_service_deletes_old_jobs_on_a_full_disk(store: Store, disk: Path) -> None:
-    store.create_job("job", make_spec(), at=AGES_AGO)
+    store.jobs.create("job", make_spec(), at=AGES_AGO)
     disks.fill(disk / "other")
     assert Upkeep(store, thin_days=7, keep_days=90).once()
     assert stored_jobs(store) == []
@@ -111,7 +111,7 @@ def test_jobs_are_deleted_where_the_disk_of_postgresql_is_full(
                 disks.fill(point / "other")
                 count = register_until_full(client)
                 with pytest.raises(SQLAlchemyError, match="No space left on device"):
-                    store.create_job("next", make_spec(), at=AGES_AGO)
+                    store.jobs.create("next", make_spec(), at=AGES_AGO)
                 for number in range(count):
                     gone = client.delete(f"/api/v2/jobs/job{number}?force=true")
                     assert gone.status_code == 200, (number, gone.get_data(as_text=True))

@@ -12,8 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store
-from bagua_autotune.store.engine.writable import TRY_SECONDS, Writable
+from bagua_autotune.store import TRY_SECONDS, Store, Writable
 from bagua_autotune.store.errors import DAMAGED, DISK_FULL, READ_ONLY, trouble
 from tests.autotune.store.disks import fill, mounted
 from tests.autotune.support import registration
@@ -55,8 +54,7 @@ def unwritable(store: Store) -> Iterator[None]:
     """What the trial writes has another name in this block, so writing fails."""
 
     def rename(before: str, after: str) -> None:
-        with store.database.writing() as session:
-            session.execute(text(f"ALTER TABLE schema_version RENAME COLUMN {before} TO {after}"))
+        store.database.write(text(f"ALTER TABLE schema_version RENAME COLUMN {before} TO {after}"))
 
     rename("version", "other")
     try:
@@ -79,17 +77,17 @@ def test_it_is_tried_from_time_to_time_and_after_a_failure(store: Store) -> None
     writable.check()
     with unwritable(store):
         writable.check()
-        with pytest.raises(SQLAlchemyError), store.database.writing() as session:
-            session.execute(text("UPDATE nothing SET nothing = 1"))
+        with pytest.raises(SQLAlchemyError):
+            store.database.write(text("UPDATE nothing SET nothing = 1"))
         with pytest.raises(SQLAlchemyError):
             writable.check()
 
 
 def test_a_server_that_only_reads_says_so(postgresql_url: str) -> None:
     def write() -> None:
-        with store.database.writing() as session:
-            session.execute(text("SET TRANSACTION READ ONLY"))
-            session.execute(text("UPDATE schema_version SET version = version"))
+        with store.database.writing() as run:
+            run(text("SET TRANSACTION READ ONLY"))
+            run(text("UPDATE schema_version SET version = version"))
 
     with closing(Store(postgresql_url)) as store:
         with pytest.raises(SQLAlchemyError) as told:

@@ -37,12 +37,11 @@ def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_pat
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     store = Store(empty_url)
-    assert store.create_job("kept", make_spec(), at=1.0)
+    assert store.jobs.create("kept", make_spec(), at=1.0)
     copied = run(dump)  # while the store is open
     assert copied.returncode == 0, copied.stderr
-    assert store.create_job("later", make_spec(), at=2.0)
-    with store.database.writing() as session:
-        session.execute(text("CREATE TABLE of_a_newer_release (id BIGINT)"))
+    assert store.jobs.create("later", make_spec(), at=2.0)
+    store.database.write(text("CREATE TABLE of_a_newer_release (id BIGINT)"))
     refused = run(drop)
     assert refused.returncode != 0
     assert "is being accessed by other users" in refused.stderr
@@ -53,8 +52,8 @@ def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_pat
         assert done.returncode == 0, done.stderr
     store = Store(empty_url, as_found=True)
     assert [job.id for job in stored_jobs(store)] == ["kept"]
-    assert tuple(store.tensors("kept")) == make_spec().tensors
-    assert store.create_job("new", make_spec(), at=3.0)
+    assert tuple(store.jobs.tensors("kept")) == make_spec().tensors
+    assert store.jobs.create("new", make_spec(), at=3.0)
     store.close()
     engine = create_engine(empty_url)
     with engine.connect() as connection:

@@ -28,13 +28,13 @@ from tests.autotune.support import make_spec, stored_jobs
 
 def make_job(store: Store, job_id: str, at: float, *, has_ended: bool = False) -> None:
     """One with something in each table."""
-    assert store.create_job(job_id, make_spec(), at=at)
-    store.advance(job_id, FIRST)
+    assert store.jobs.create(job_id, make_spec(), at=at)
+    store.trials.advance(job_id, FIRST)
     observations = [Observation(step, (0.1,) * 4) for step in range(20)]
-    store.add_observations(job_id, 0, observations, at)
-    store.add_profile(job_id, 0, PROFILE, at)
+    store.observations.add(job_id, 0, observations, at)
+    store.profiles.add(job_id, 0, PROFILE, at)
     if has_ended:
-        store.end_gone([job_id], Event("ended", at=at))
+        store.jobs.end_gone([job_id], Event("ended", at=at))
 
 
 def test_all_that_is_stored_of_a_job_goes_and_nothing_else(
@@ -47,10 +47,9 @@ def test_all_that_is_stored_of_a_job_goes_and_nothing_else(
     (deleted,) = delete_training(store, "gone").jobs
     assert (deleted.id, deleted.name, deleted.state) == ("gone", "digits", "ended")
     assert [job.id for job in stored_jobs(store)] == ["kept"]
-    with store.database.reading() as session:
-        for table in (TrialRow, ProfileRow, EventRow):
-            assert len(session.scalars(select(table)).all()) == 1
-        assert len(session.scalars(select(ObservationRow)).all()) == 20
+    for table in (TrialRow, ProfileRow, EventRow):
+        assert len(store.database.read(select(table.id))) == 1
+    assert len(store.database.read(select(ObservationRow.id))) == 20
     for unknown in ("gone", "never"):
         with pytest.raises(UnknownJob):
             delete_training(store, unknown)
@@ -61,29 +60,28 @@ def test_all_lives_of_a_training_go(store: Store, given: str) -> None:
     now = time.time()
     make_job(store, "first", now, has_ended=True)
     make_job(store, "second", now, has_ended=True)
-    store.enter("second", Place("first", "first", 2))
+    store.lives.enter("second", Place("first", "first", 2))
     assert [job.id for job in delete_training(store, given).jobs] == ["first", "second"]
-    with store.database.reading() as session:
-        assert session.scalars(select(LifeRow)).all() == []
+    assert store.database.read(select(LifeRow.job_id)) == []
 
 
 def test_one_whose_training_may_run_stays_unless_forced(store: Store) -> None:
     now = time.time()
     make_job(store, "first", now, has_ended=True)
     make_job(store, "lives", now - 60)
-    store.enter("lives", Place("first", "first", 2))
+    store.lives.enter("lives", Place("first", "first", 2))
     for given in ("first", "lives"):
         with pytest.raises(JobLives, match=r"job lives may still run: it was heard of .* ago\. "):
             delete_training(store, given)
     assert len(stored_jobs(store)) == 2
-    assert len(store.observations("lives")) == 20
+    assert len(store.observations.of("lives")) == 20
     assert len(delete_training(store, "lives", force=True).jobs) == 2
     make_job(store, "silent", now - SILENT_SECONDS - 1)
     assert len(delete_training(store, "silent").jobs) == 1
 
 
 def test_bagua_s_own_workers_keep_the_job_without_which_they_fail(store: Store) -> None:
-    store.create_job("job", make_spec(), at=time.time(), protocol="v1", data={"family": "f"})
+    store.jobs.create("job", make_spec(), at=time.time(), protocol="v1", data={"family": "f"})
     with pytest.raises(JobLives, match="Bagua's own workers would fail"):
         delete_training(store, "job", force=True)
     assert stored_jobs(store)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
@@ -39,13 +39,13 @@ def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
 def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     tune(store)
     before = Overviews(store).overview("job")
-    stored, steps = len(store.observations("job")), store.observed_steps("job")
+    stored, steps = len(store.observations.of("job")), store.observations.steps("job")
     assert retention.thin(store, 0.0, 100.0) == 0  # heard of at that time
     assert retention.thin(store, 100.1, 1e9) == 0
     thinned = retention.thin(store, 0.0, 100.1)
     assert thinned > stored / 4
-    assert len(store.observations("job")) == stored - thinned
-    assert store.observed_steps("job") == steps
+    assert len(store.observations.of("job")) == stored - thinned
+    assert store.observations.steps("job") == steps
     after = Overviews(store).overview("job")
     assert after.job.figures == before.job.figures
     assert (after.ranks, after.why, after.switches) == (before.ranks, before.why, before.switches)
@@ -70,8 +70,8 @@ def test_a_job_with_many_steps_is_deleted_in_small_transactions(
     tune(store, "new", at=200.0)
     assert [job.id for job in retention.prune(store, 150.0)] == ["old"]
     with pytest.raises(UnknownJob):
-        store.job("old")
-    assert len(store.observations("new")) > 7
+        store.jobs.get("old")
+    assert len(store.observations.of("new")) > 7
     assert retention.thin(store, 0.0, 1e9) > 7
 
 
@@ -99,27 +99,26 @@ def test_upkeep_thins_deletes_and_gives_back_what_is_free(tmp_path: Path) -> Non
     store = Store(f"sqlite:///{file}")
     now = [100.0]
     tune(store, "first")
-    stored = len(store.observations("first"))
+    stored = len(store.observations.of("first"))
     upkeep = Upkeep(store, thin_days=7, keep_days=90, clock=lambda: now[0])
     assert upkeep.once()
     assert not upkeep.once()
-    assert len(store.observations("first")) == stored
+    assert len(store.observations.of("first")) == stored
     now[0] += 7 * DAY_SECONDS + 1
     assert upkeep.once()
-    assert 0 < len(store.observations("first")) < stored
+    assert 0 < len(store.observations.of("first")) < stored
     tune(store, "second", at=now[0])
 
     def bytes_on_disk() -> int:
-        with store.database.reading() as session:
-            pages = session.connection().exec_driver_sql("PRAGMA page_count").scalar()
-        return int(pages or 0) * 4096
+        ((pages,),) = store.database.read(text("PRAGMA page_count"))
+        return int(pages) * 4096
 
     largest = bytes_on_disk()
     now[0] += 90 * DAY_SECONDS - 3600
     assert upkeep.once()
     with pytest.raises(UnknownJob):
-        store.job("first")
-    assert store.job("second").result is not None
+        store.jobs.get("first")
+    assert store.jobs.get("second").result is not None
     assert bytes_on_disk() < largest
     store.close()
 
@@ -127,16 +126,16 @@ def test_upkeep_thins_deletes_and_gives_back_what_is_free(tmp_path: Path) -> Non
 def test_nought_keeps_all_for_ever(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
     tune(store)
-    stored = len(store.observations("job"))
+    stored = len(store.observations.of("job"))
     assert Upkeep(store, thin_days=0, keep_days=0, clock=lambda: 1e9).once()
-    assert len(store.observations("job")) == stored
+    assert len(store.observations.of("job")) == stored
     store.close()
 
 
 def test_it_goes_on_by_itself(tmp_path: Path) -> None:
     store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
-    store.create_job("old", make_spec(), at=1.0)
-    store.create_job("lost", make_spec(), at=time.time() - SILENT_SECONDS - 1)
+    store.jobs.create("old", make_spec(), at=1.0)
+    store.jobs.create("lost", make_spec(), at=time.time() - SILENT_SECONDS - 1)
 
     class Told(Upkeep):
         def once(self) -> bool:
@@ -182,24 +181,22 @@ def test_a_file_that_cannot_be_written_is_told_as_every_failure_of_a_database(
     tmp_path: Path,
 ) -> None:
     store = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
-    with store.database.writing() as session:
-        session.connection().exec_driver_sql("PRAGMA query_only = 1")
+    store.database.write(text("PRAGMA query_only = 1"))
     with pytest.raises(OperationalError, match="readonly"):
         retention.prune_now(store, 1)
     store.close()
 
 
 def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    store.add_observations(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
-    store.add_profile(job, 0, PROFILE, 50.0)
-    store.add_event(job, Event("ended", at=60.0))
-    store.create_job("late", make_spec(), at=100.0)
+    store.trials.advance(job, FIRST)
+    store.observations.add(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
+    store.profiles.add(job, 0, PROFILE, 50.0)
+    store.events.add(job, Event("ended", at=60.0))
+    store.jobs.create("late", make_spec(), at=100.0)
     assert retention.prune(store, 60.0) == []
     assert [pruned.id for pruned in retention.prune(store, 61.0)] == [job]
     with pytest.raises(UnknownJob):
-        store.trials(job)
-    with store.database.reading() as session:
-        for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
-            assert session.scalars(select(table)).all() == []
+        store.trials.of(job)
+    for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
+        assert store.database.read(select(table.id)) == []
     assert [found.id for found in stored_jobs(store)] == ["late"]
