@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.utils.checkpoint import checkpoint
 
@@ -307,3 +308,20 @@ def test_without_a_tuning_the_hook_stays_no_longer_than_it_is_needed(two_ranks: 
     for first, later, _, again in two_ranks.run(_by_hand):
         assert first[0]
         assert later == again == (False, False)
+
+
+def _hook_after_a_recut() -> Configuration:
+    """Of a training that goes on once a hook has come under which nothing may be re-cut."""
+    ours = DistributedDataParallel(layers())
+    assert ours.reconfigure(SMALL)
+    for step in range(6):
+        backward(ours, step)
+    assert not tunable_of(ours).is_hooked
+    ours.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=100), powerSGD_hook)
+    for step in range(3):
+        backward(ours, step)
+    return ours.configuration
+
+
+def test_a_hook_that_comes_after_a_recut_finds_the_buckets_as_they_are(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_hook_after_a_recut) == [SMALL] * 2
