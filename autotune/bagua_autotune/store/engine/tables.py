@@ -168,7 +168,7 @@ class LifeRow(Base):
 
 
 class FamilyRow(Base):
-    """What is kept of the models of Bagua's protocol that look alike (see bagua.family)."""
+    """What is kept of the models of Bagua's protocol that look alike (see bagua_v1.family)."""
 
     __tablename__ = "families"
 
