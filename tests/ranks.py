@@ -24,6 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.testing.ranks import environments
+
 START_SECONDS = 100.0
 # Importing torch takes seconds, as does what an optimizer's first step imports. One process does
 # so, and every rank is forked from it.
@@ -75,10 +77,7 @@ class RankPool:
     ) -> None:
         self._spawned = spawned
         self._backend = backend
-        self.places = [
-            (node, local) for node, ranks in enumerate(ranks_per_node) for local in range(ranks)
-        ]
-        self._ranks_per_node = tuple(ranks_per_node)
+        self._torchruns = environments(*ranks_per_node)
         self._collective_timeout = timedelta(seconds=collective_timeout_seconds)
         self._variables = dict(variables or {})
         self._processes: list[BaseProcess] = []
@@ -89,7 +88,7 @@ class RankPool:
 
     @property
     def world_size(self) -> int:
-        return len(self.places)
+        return len(self._torchruns)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 90) -> Any:
         """The results of ``function(*args)`` on all ranks, by rank.
@@ -160,16 +159,10 @@ class RankPool:
                 raise RankFailure(f"rank {rank} did not start: {outcome.error}")
 
     def _environment(self, rank: int) -> dict[str, str]:
-        node, local = self.places[rank]
         return {
             **{name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")},
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(self._ranks_per_node[node]),
-            "GROUP_RANK": str(node),
+            **self._torchruns[rank],
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
             **self._variables,
         }
 

@@ -64,6 +64,7 @@ LAYERS = {
     "integrations": INTEGRATIONS,
     "lightning": {"integrations", *ALGORITHMS, *KNOWN},
     "startup": {"integrations", "lightning"},
+    "testing": {"integrations", *ALGORITHMS, *KNOWN},
     "launcher": STARTS,
     "run": {"launcher", *STARTS},
     "__main__": {"launcher"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bagua_autotune.costs import Predictor
-from bagua_autotune.search import bayesian, random  # noqa: F401  (they register themselves)
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import Predicts, Searcher, make_searcher, names
 

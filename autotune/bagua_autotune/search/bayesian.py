@@ -20,7 +20,6 @@ from bagua_autotune.search import design
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
-from bagua_autotune.search.searcher import register
 from bagua_wire.configuration import Configuration
 from bagua_wire.knobs import CHANNELS_KNOB
 
@@ -34,7 +33,6 @@ NEAR = 0.03
 NORMAL_QUANTILE = 1.96
 
 
-@register("bayesian")
 class BayesianSearcher:
     """See Searcher. Without a cost model it begins with spread trials and a flat prior mean."""
 
@@ -71,7 +69,7 @@ class BayesianSearcher:
 
     def ask(self) -> Configuration:
         measured = {told.configuration for told in self._told}
-        if not self._knobs or not self._told:
+        if not self._knobs or not any(each in measured for each in self._candidates):
             return self._candidates[0]
         if self._is_guided:
             return self._ask_guided()

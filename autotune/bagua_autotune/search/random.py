@@ -7,11 +7,9 @@ import random
 from statistics import fmean
 
 from bagua_autotune.search.problem import Problem
-from bagua_autotune.search.searcher import register
 from bagua_wire.configuration import Configuration
 
 
-@register("random")
 class RandomSearcher:
     """See Searcher."""
 

@@ -1,13 +1,27 @@
-"""The protocol of a search method, and the registry in which methods are found by name."""
+"""The protocol of a search method, and how methods are found by name: ours, and those of other
+packages by their entry points."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol, runtime_checkable
 
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.problem import Problem
 from bagua_wire.configuration import Configuration
+
+logger = logging.getLogger(__name__)
+
+GROUP = "bagua_autotune.searchers"
+"""Of the entry points that name a class each, or another factory."""
+USUAL = "bayesian"
+OURS = {
+    USUAL: "bagua_autotune.search.bayesian:BayesianSearcher",
+    "random": "bagua_autotune.search.random:RandomSearcher",
+}
 
 
 class Searcher(Protocol):
@@ -78,29 +92,39 @@ class Predicts(Protocol):
 
 Factory = Callable[[Problem], Searcher]
 
-_factories: dict[str, Factory] = {}
 
-
-def register(name: str) -> Callable[[Factory], Factory]:
-    """Class decorator: registers a search method as ``name``."""
-
-    def add(factory: Factory) -> Factory:
-        _factories[name] = factory
-        return factory
-
-    return add
+def _found() -> dict[str, EntryPoint]:
+    """All methods by name, none of them imported. Ours go before others of the same name."""
+    ours = [EntryPoint(name, value, GROUP) for name, value in OURS.items()]
+    return {entry.name: entry for entry in (*entry_points(group=GROUP), *ours)}
 
 
 def names() -> list[str]:
-    return sorted(_factories)
+    return sorted(_found())
 
 
 def make_searcher(name: str, problem: Problem) -> Searcher:
-    """Build the search method of this name.
+    """Build the search method of this name; the usual one where that cannot be imported.
 
     Raises:
         ValueError: there is none.
     """
-    if name not in _factories:
+    return _factory(name)(problem)
+
+
+@cache
+def _factory(name: str) -> Factory:
+    entry = _found().get(name)
+    if entry is None:
         raise ValueError(f"no search method {name!r}; there are {', '.join(names())}")
-    return _factories[name](problem)
+    try:
+        found: Factory = entry.load()
+    except Exception as error:
+        if name == USUAL:
+            raise
+        logger.error(
+            "the search method %s (%s) cannot be imported: %r; %s is used in its place",
+            *(name, entry.value, error, USUAL),
+        )
+        return _factory(USUAL)
+    return found

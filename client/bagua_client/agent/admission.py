@@ -224,14 +224,18 @@ def _check_pinned(tunable: Tunable, knob: str, value: Any) -> None:
 
 
 def _not_for(tunable: Tunable, allowed: Set[str]) -> list[str]:
-    """The algorithms that the user lists and that are for other models, a sentence each."""
-    known = {*GlobalAlgorithmRegistry.available_algorithms()}
-    models = {name: GlobalAlgorithmRegistry.models(name) for name in sorted(allowed & known)}
-    return [
-        f"algorithm {name}: it is for {' and '.join(kinds)} models"
-        for name, kinds in models.items()
-        if tunable.offer.kind not in kinds
-    ]
+    """The algorithms that the user lists and that cannot be imported, or are for other models, a
+    sentence each."""
+    found = []
+    for name in sorted(allowed & {*GlobalAlgorithmRegistry.available_algorithms()}):
+        try:
+            kinds = GlobalAlgorithmRegistry.models(name)
+        except KeyError as error:
+            found.append(error.args[0])
+            continue
+        if tunable.offer.kind not in kinds:
+            found.append(f"algorithm {name}: it is for {' and '.join(kinds)} models")
+    return found
 
 
 def tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +18,6 @@ from bagua_client.communication.link import Link
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
-
-logger = logging.getLogger(__name__)
 
 
 class Algorithm:
@@ -240,8 +237,8 @@ class Registry:
     """Algorithms by their names.
 
     Args:
-        group: of the entry points by which other packages name algorithms that register themselves
-            here; empty: it is for none.
+        group: of the entry points by which those of other packages are found. Each names a class,
+            or what makes an instance, and is imported when it is asked for.
     """
 
     def __init__(self, group: str = "") -> None:
@@ -266,41 +263,57 @@ class Registry:
         """Return what makes an instance.
 
         Raises:
-            KeyError: there is no such algorithm.
+            KeyError: there is no such algorithm, or it cannot be imported.
         """
-        if name not in self._declarations and name not in self._all():
-            known = ", ".join(sorted(self._declarations))
-            raise KeyError(f"there is no algorithm named {name!r}; known are: {known}")
+        if name not in self._declarations:
+            entry = self._of_others().get(name)
+            if entry is None:
+                known = ", ".join(sorted(self.available_algorithms()))
+                raise KeyError(f"there is no algorithm named {name!r}; known are: {known}")
+            try:
+                found = entry.load()
+                self.register(name, found)  # unless it has done so itself
+            except Exception as error:
+                said = f"the algorithm {name!r} ({entry.value}) cannot be imported: {error!r}"
+                raise KeyError(said) from error
+            if isinstance(found, type):
+                found.name = name  # type: ignore[attr-defined]
         return self._declarations[name]
 
     def available_algorithms(self, kind: str = "") -> list[str]:
-        """Return the names, in the order of their registration.
+        """Return the names, in the order of their registration; others follow.
 
         Args:
             kind: only of those for such models, ``replicated`` or ``sharded`` ones; empty: of all.
         """
-        return [name for name in self._all() if not kind or kind in self.models(name)]
+        names = [*self._declarations, *self._of_others()]
+        return [name for name in names if not kind or self.is_for(name, kind)]
 
     def models(self, name: str) -> tuple[str, ...]:
-        """The kinds of models that an algorithm is for."""
-        declaration = self._declarations[name]
+        """The kinds of models that an algorithm is for.
+
+        Raises:
+            KeyError: see :meth:`get`.
+        """
+        declaration = self.get(name)
         kind = declaration.func if isinstance(declaration, partial) else declaration
         found: tuple[str, ...] = getattr(kind, "models", Algorithm.models)
         return found
 
-    def __str__(self) -> str:
-        return f"Registered Algorithms: {', '.join(self._all())}"
+    def is_for(self, name: str, kind: str) -> bool:
+        """Whether an algorithm is for such models; one that cannot be imported is for none."""
+        try:
+            return kind in self.models(name)
+        except KeyError:
+            return False
 
-    def _all(self) -> Mapping[str, Declaration]:
-        """All algorithms. Those of other packages are imported when somebody first asks for more
-        than ours: they themselves import what imports this module."""
-        group, self._group = self._group, ""
-        for entry in entry_points(group=group) if group else ():
-            try:
-                entry.load()
-            except Exception:
-                logger.warning("the algorithm %s is left out", entry.value, exc_info=True)
-        return self._declarations
+    def _of_others(self) -> dict[str, EntryPoint]:
+        """Those that are not imported yet."""
+        found = entry_points(group=self._group) if self._group else ()
+        return {entry.name: entry for entry in found if entry.name not in self._declarations}
+
+    def __str__(self) -> str:
+        return f"Registered Algorithms: {', '.join(self.available_algorithms())}"
 
 
 GlobalAlgorithmRegistry = Registry("bagua_client.algorithms")

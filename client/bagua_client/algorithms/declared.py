@@ -48,9 +48,10 @@ class Declared:
 
     def choices(self, allowed: Collection[str]) -> list[Algorithm]:
         """The model's own algorithm, then those of ``allowed`` that work on it."""
-        possible = GlobalAlgorithmRegistry.available_algorithms(self._kind)
-        names = [name for name in possible if name in allowed and name != self.own.name]
-        others = [offered(name, self.parameters) for name in names]
+        registry = GlobalAlgorithmRegistry
+        names = [name for name in registry.available_algorithms() if name in allowed]
+        possible = [n for n in names if n != self.own.name and registry.is_for(n, self._kind)]
+        others = [offered(name, self.parameters) for name in possible]
         return [self.own, *(each for each in others if each is not None)]
 
     def new(self, configuration: Configuration) -> Algorithm:

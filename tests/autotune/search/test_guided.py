@@ -164,27 +164,6 @@ def test_a_configuration_may_be_measured_again() -> None:
     assert len(set(asked)) < len(asked)
 
 
-def test_equal_seeds_and_tells_give_equal_answers_with_a_model_too() -> None:
-    job = simulated()
-    first, second = (make_searcher("bayesian", job.guided_by(right, 5)) for _ in range(2))
-    assert drive(first, job, 6, noise=0.05) == drive(second, job, 6, noise=0.05)
-    assert first.best() == second.best()
-    assert first.expected_gain() == second.expected_gain()
-
-
-def test_what_was_told_besides_the_candidates_is_learned_from() -> None:
-    """Such as a configuration that was banned since."""
-    job = simulated()
-    first, *rest = sorted(job.problem.candidates[1:], key=job.costs.__getitem__)
-    allowed = [job.problem.candidates[0], *rest]
-    guided = job.guided_by(right)
-    searcher = make_searcher("bayesian", Problem(guided.space, allowed, 0, guided.predictor))
-    searcher.tell(first, job.costs[first], 0.01)
-    assert searcher.ask() in allowed
-    drive(searcher, job, 3)
-    assert searcher.best() in allowed
-
-
 def test_what_was_not_measured_has_an_expected_cost() -> None:
     job = simulated()
     searcher = make_searcher("bayesian", job.guided_by(right))
@@ -222,12 +201,6 @@ def test_a_model_that_tells_nothing_apart_leaves_a_search_without_one() -> None:
     asked = drive(searcher, job, 8)
     assert len(set(asked)) > 4
     assert searcher.best() in asked
-
-
-def test_the_baseline_is_asked_first_with_a_model_too() -> None:
-    job = simulated()
-    searcher = make_searcher("bayesian", job.guided_by(right))
-    assert searcher.ask() == job.problem.candidates[0]
 
 
 def slower_than(job: Simulated, asked: list[Configuration]) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
@@ -133,9 +132,10 @@ def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
                 assert go_on.wait(60)
             return super().ask()
 
-    monkeypatch.setitem(searcher._factories, "pondering", Pondering)
+    make_searcher = "bagua_autotune.deciding.next_step.make_searcher"
+    monkeypatch.setattr(make_searcher, lambda _, problem: Pondering(problem))
     store = Store(f"sqlite:///{tmp_path}/autotune.db")
-    tuner = Tuner(store, "pondering", background=Pool())
+    tuner = Tuner(store, background=Pool())
     tuner.register("job", make_spec())
     tuner.register("other", make_spec())
     assert not tuner.status("job").deciding

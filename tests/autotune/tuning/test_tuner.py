@@ -319,7 +319,7 @@ class BrokenSearcher(RandomSearcher):
 def test_a_search_that_fails_holds_no_job_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(searcher._factories, "broken", BrokenSearcher)
+    monkeypatch.setitem(searcher.OURS, "broken", f"{__name__}:BrokenSearcher")
     tuner = Tuner(Store("sqlite://"), "broken")
     tuner.register("job", make_spec(limits={"max_samples": 6}))
     status = drive(tuner, "job", Ranks(noise=0.001))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,6 +26,7 @@ from bagua_client.communication import verdict
 from bagua_client.environment import Environment
 from bagua_client.torch_private import reducer as torchs
 from tests.ranks import RankPool
+from tests.strangers import lay
 
 
 @contextmanager
@@ -182,8 +185,10 @@ def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
     )
 
 
-def _lists(algorithms: str) -> list[str]:
-    with mock.patch.dict(os.environ, BAGUA_AUTOTUNE_ALLOW=algorithms), _autotune() as lines:
+def _lists(algorithms: str, folder: str = "") -> list[str]:
+    """What is said, with the packages of the folder."""
+    path = mock.patch.object(sys, "path", [*sys.path, folder])
+    with path, mock.patch.dict(os.environ, BAGUA_AUTOTUNE_ALLOW=algorithms), _autotune() as lines:
         DistributedDataParallel(nn.Linear(4, 4))
         return [line for line in lines if "alone" in line]
 
@@ -195,6 +200,16 @@ def test_what_is_listed_and_not_for_the_model_is_said(two_ranks: RankPool) -> No
         "autotune leaves some settings alone: algorithm quantized: it is for sharded models"
     ]
     assert two_ranks.run(_lists, "bytegrad") == [[], []]
+
+
+def test_what_is_listed_and_cannot_be_imported_is_said(two_ranks: RankPool, tmp_path: Path) -> None:
+    lay(tmp_path, {}, {"bagua_client.algorithms": {"broken": "lacking_package:Broken"}})
+    (line,), nothing = two_ranks.run(_lists, "bytegrad,broken", str(tmp_path))
+    assert nothing == []
+    assert line == (
+        "autotune leaves some settings alone: the algorithm 'broken' (lacking_package:Broken) "
+        "cannot be imported: ModuleNotFoundError(\"No module named 'lacking_package'\")"
+    )
 
 
 def _hook_on_one_rank() -> tuple[str, str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from typing import Any
 from unittest import mock
@@ -16,7 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import ByteGradAlgorithm
-from bagua_client.communication.compressed import CompressedSum
 from bagua_client.reducer import carrier
 from tests.client.algorithms.reference import byte_sum, node_sums
 from tests.ranks import RankPool
@@ -225,49 +223,6 @@ def test_with_error_feedback_what_is_lost_comes_later_through_recuts(two_ranks: 
     assert fed_back < lost / 5
 
 
-def _skipped() -> list[bool]:
-    """Whether each step was skipped, with an infinite gradient on one rank in the third."""
-    model = nn.Linear(4, 4)
-    ours = DistributedDataParallel(
-        model, algorithm=ByteGradAlgorithm(hierarchical=False, error_feedback=True)
-    )
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    skipped = []
-    for step in range(5):
-        before = model.weight.detach().clone()
-        optimizer.zero_grad()
-        loss = ours(torch.ones(2, 4)).sum()
-        if step == 2 and dist.get_rank() == 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        skipped.append(torch.equal(before, model.weight))
-    return skipped
-
-
-def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_skipped) == [[False, False, True, False, False]] * 2
-
-
-def _sums_held() -> int:
-    """Sums of buckets that are over and still there, without the help of the cycle collector."""
-    ours = DistributedDataParallel(nn.Linear(8, 8), algorithm="bytegrad")
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(5):
-            ours(torch.ones(2, 8)).sum().backward()
-        return sum(isinstance(it, CompressedSum) for it in gc.get_objects())
-    finally:
-        gc.enable()
-
-
-def test_the_buffers_of_a_bucket_go_with_it(two_ranks: RankPool) -> None:
-    assert max(two_ranks.run(_sums_held)) <= 1
-
-
 def _refused() -> list[str]:
     """What is said to a communication hook, and to ranks that would end one by one."""
     found = []
@@ -292,15 +247,3 @@ def test_what_would_take_an_algorithms_place_in_silence_is_refused(two_ranks: Ra
         assert "algorithm 'bytegrad'" in bytes_
         assert "algorithm 'decentralized'" in weights
         assert "one by one (join) under decentralized" in join
-
-
-def _begins_by_node(hierarchical: bool) -> str:
-    model = nn.Linear(4, 4)
-    algorithm = ByteGradAlgorithm(hierarchical)
-    return DistributedDataParallel(model, algorithm=algorithm).configuration.hierarchical
-
-
-def test_it_begins_as_its_argument_says(two_ranks: RankPool, four_ranks: RankPool) -> None:
-    assert four_ranks.run(_begins_by_node, True) == ["leaders"] * 4
-    assert four_ranks.run(_begins_by_node, False) == ["off"] * 4
-    assert two_ranks.run(_begins_by_node, True) == ["off"] * 2

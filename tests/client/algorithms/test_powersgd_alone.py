@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import PowerSGDAlgorithm
-from bagua_client.communication.low_rank import LowRankSum
 from tests.client.algorithms.matrices import MatrixModel, image_loss
 from tests.ranks import RankPool
 
@@ -275,48 +273,3 @@ def test_arguments_that_cannot_be_are_refused_where_they_are_given(
 ) -> None:
     with pytest.raises(ValueError, match="powersgd needs"):
         PowerSGDAlgorithm(**arguments)
-
-
-def _sums_held() -> int:
-    """Sums of buckets that are over and still there, without the help of the cycle collector."""
-    algorithm = PowerSGDAlgorithm(start_powerSGD_iter=0)
-    ours = DistributedDataParallel(MatrixModel(), algorithm=algorithm)
-    gc.collect()
-    gc.disable()
-    try:
-        for step in range(5):
-            image_loss(ours, step).backward()
-        return sum(isinstance(it, LowRankSum) for it in gc.get_objects())
-    finally:
-        gc.enable()
-
-
-def test_the_buffers_of_a_bucket_go_with_it(two_ranks: RankPool) -> None:
-    assert max(two_ranks.run(_sums_held)) <= 1
-
-
-def _begins_by_node(hierarchical: bool) -> str:
-    algorithm = PowerSGDAlgorithm(hierarchical=hierarchical)
-    return DistributedDataParallel(nn.Linear(4, 4), algorithm=algorithm).configuration.hierarchical
-
-
-def test_it_begins_as_its_argument_says(four_ranks: RankPool) -> None:
-    assert four_ranks.run(_begins_by_node, True) == ["leaders"] * 4
-    assert four_ranks.run(_begins_by_node, False) == ["off"] * 4
-
-
-def _join() -> float:
-    """The last gradient of a rank that goes on after the others have ended."""
-    model = nn.Linear(16, 16, bias=False)
-    ours = DistributedDataParallel(model, algorithm=PowerSGDAlgorithm(start_powerSGD_iter=0))
-    with ours.join():
-        for _ in range(3 + 2 * dist.get_rank()):
-            ours.zero_grad()
-            ours(torch.ones(1, 16)).sum().backward()
-    assert model.weight.grad is not None
-    return float(model.weight.grad.mean())
-
-
-def test_ranks_may_end_one_by_one(two_ranks: RankPool) -> None:
-    first, last = two_ranks.run(_join)
-    assert (first, last) == (1.0, 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from bagua_client.algorithms import (
     find,
     register,
 )
+from tests.strangers import lay
 
 pytestmark = pytest.mark.slow
 
@@ -64,33 +64,31 @@ def test_an_algorithm_registered_from_outside_is_found() -> None:
 STRANGERS = """
 from bagua_client import Algorithm, register
 
+
+class Aside(Algorithm):
+    pass
+
+
 @register("theirs")
 class Theirs(Algorithm):
     pass
 """
 
 
-def _install(folder: Path, module: str, source: str) -> None:
-    (folder / f"{module}.py").write_text(source)
-    information = folder / f"{module}-1.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
-    (information / "entry_points.txt").write_text(
-        f"[bagua_client.algorithms]\ntheirs = {module}:Theirs\n"
-    )
-
-
-def test_an_algorithm_of_an_installed_package_is_found_and_one_that_fails_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_one_of_another_package_is_found_and_a_broken_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _install(tmp_path, "strangers_algorithm", STRANGERS)
-    _install(tmp_path, "broken_algorithm", "import no_such_module")
+    names = {"aside": "Aside", "theirs": "Theirs", "broken": "Lacking"}
+    entries = {name: f"aside_algorithm:{value}" for name, value in names.items()}
+    lay(tmp_path, {"aside_algorithm.py": STRANGERS}, {"bagua_client.algorithms": entries})
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(entry_points(group="bagua_client.algorithms")) == 2
-    monkeypatch.setattr(GlobalAlgorithmRegistry, "_group", "bagua_client.algorithms")
-    assert find("theirs").name == "theirs"
-    assert "theirs" in GlobalAlgorithmRegistry.available_algorithms()
-    assert "broken_algorithm:Theirs is left out" in caplog.text
+    assert {"aside", "broken"} <= set(GlobalAlgorithmRegistry.available_algorithms())
+    assert "aside" in GlobalAlgorithmRegistry.available_algorithms("replicated")
+    assert "broken" not in GlobalAlgorithmRegistry.available_algorithms("replicated")
+    assert (find("aside").name, find("theirs").name) == ("aside", "theirs")
+    told = r"'broken' \(aside_algorithm:Lacking\) cannot be imported: AttributeError"
+    with pytest.raises(ValueError, match=told):
+        find("broken")
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded import settings
 from bagua_client.torch_private.merged_units import why_not
-from bagua_client.tunable.tunable import Nobody
 from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.ranks import RankPool
 
@@ -71,82 +66,6 @@ def test_what_is_kept_or_merged_is_gathered_less(two_ranks: RankPool) -> None:
     }
     changes = [*map(dict, expected), {}]
     assert two_ranks.run(_gathers, changes) == [[*expected.values(), (9, 5)]] * 2
-
-
-class Returned(Nobody):
-    """Hears why all ranks went back."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def went_back(self, reason: str) -> None:
-        self.reasons.append(reason)
-
-
-def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
-    kind = Kind()
-    model: Any = bagua_client.tune(sharded(kind))
-    train(model, kind, {}, 1)
-    put = settings.UnitSettings.put
-
-    def fail(self: Any, layout: Any, *args: Any) -> None:
-        if dist.get_rank() == 1 and layout.configuration.kept_units == 4:
-            raise RuntimeError("no room")
-        put(self, layout, *args)
-
-    listener = Returned()
-    tunable_of(model).report_to(listener)
-    with mock.patch.object(settings.UnitSettings, "put", fail):
-        agreed = model.reconfigure(replace(model.configuration, kept_units=4))
-        losses, _ = train(model, kind, {}, 3)
-    return (
-        agreed,
-        str(tunable_of(model).layout.configuration.kept_units),
-        listener.reasons[0],
-        losses,
-    )
-
-
-def test_where_one_rank_fails_all_go_back(two_ranks: RankPool) -> None:
-    for agreed, kept, reason, losses in two_ranks.run(_fails_on_one_rank):
-        assert (agreed, kept) == (True, "0")
-        assert reason == "setting the units failed on rank 1"
-        assert len(losses) == 3
-
-
-def _refused(values: dict[str, Any]) -> tuple[bool, str, list[str]]:
-    kind, lines = Kind(), list[str]()
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
-    model: Any = bagua_client.tune(sharded(kind))
-    train(model, kind, {}, 1)
-    agreed = model.reconfigure(replace(model.configuration, **values))
-    logging.getLogger("bagua_client").removeHandler(handler)
-    train(model, kind, {}, 1)
-    return agreed, str(model.configuration), lines
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
-        ({"first_bucket_bytes": 1}, "sharded models do not have the knob first_bucket_bytes"),
-        ({"hierarchical": "shards"}, "hierarchical shards is not possible here: the parts of a"),
-        ({"algorithm": "bytegrad"}, "bytegrad is for replicated models, and this one is sharded"),
-        (
-            {"bucket_bytes": 1 << 20},
-            why_not() or "the order in which the model uses them is known after some",
-        ),
-    ],
-)
-def test_what_it_cannot_have_says_why(
-    two_ranks: RankPool, values: dict[str, Any], reason: str
-) -> None:
-    for agreed, now, lines in two_ranks.run(_refused, values):
-        assert not agreed
-        assert "units kept" not in now
-        assert any(reason in line for line in lines)
 
 
 def _before_the_first_step() -> str:

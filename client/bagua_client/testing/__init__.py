@@ -1,0 +1,1 @@
+"""What every algorithm and every tuned kind of model keeps, as tests for pytest."""

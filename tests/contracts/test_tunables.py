@@ -1,0 +1,278 @@
+"""The three kinds of models that we change keep what every one must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+import bagua_client
+from bagua_client.communication import communicator, link
+from bagua_client.sharded.settings import UnitSettings
+from bagua_client.sharded.tunable_units import TunableUnits
+from bagua_client.testing.tunables import Lost, TunableContract
+from bagua_client.torch_private import merged_units
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.merged_units import MergedUnits, why_not
+from bagua_client.torch_private.sharded import Unit
+from bagua_client.zero.buckets import Buckets
+from tests.client.sharded import models as sharded
+from tests.client.zero import models as zero
+from tests.ranks import RankPool
+
+SLOW = pytest.mark.slow
+WIDTH = 24
+
+
+def failing(
+    owner: Any, name: str, at_call: int, is_done: bool = False, kind: type = RuntimeError
+) -> AbstractContextManager[Any]:
+    """It raises once, in the call ``at_call``; ``is_done``: after it has done its work."""
+    function: Callable[..., Any] = getattr(owner, name)
+    calls: list[str] = []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        if len(calls) != at_call:
+            return function(*args, **kwargs)
+        if is_done:
+            function(*args, **kwargs)
+        raise kind("no room")
+
+    return mock.patch.object(owner, name, fail)
+
+
+class Replicated:
+    """Under DistributedDataParallel, with two micro-batches."""
+
+    tolerance = 1e-5  # by node, sums are made in another order
+
+    def __init__(self, is_tuned: bool) -> None:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        wrapper = bagua_client.DistributedDataParallel if is_tuned else Stock
+        self.model: Any = wrapper(layers, gradient_as_bucket_view=dist.get_rank() == 0)
+        self._optimizer = torch.optim.SGD(layers.parameters(), 0.05, momentum=0.5)
+
+    def step(self, number: int) -> float:
+        torch.manual_seed(1000 * number + dist.get_rank())
+        self._optimizer.zero_grad()
+        with self.model.no_sync():
+            self.model(torch.randn(3, WIDTH)).square().mean().backward()
+        loss = self.model(torch.randn(3, WIDTH)).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self.model.named_parameters()}
+
+    def trouble(self, place: str) -> AbstractContextManager[Any]:
+        return {
+            "new reducer": lambda: failing(torchs, "new_reducer", 1),
+            "torch's reducer": lambda: failing(dist, "Reducer", 1),
+            # At the end of the step after ours, when torch has agreed on its buckets.
+            "torch's cut": lambda: failing(torchs, "rebuild", 1, is_done=True),
+        }[place]()
+
+    def end(self) -> None:
+        return
+
+
+FIRST: dict[str, Any] = {"bucket_bytes": 2048, "channels": 2}
+BY_NODE: dict[str, Any] = {"bucket_bytes": 4096, "hierarchical": "shards"}
+REPLICATED = [
+    *(Lost(FIRST, place, rank=0) for place in ("new reducer", "torch's reducer", "torch's cut")),
+    *(Lost(BY_NODE, place, 3, earlier=FIRST) for place in ("new reducer", "torch's cut")),
+    Lost({**BY_NODE, "hierarchical": "leaders", "channels": 2}, "torch's reducer", 1),
+]
+
+
+@SLOW
+class TestReplicated(TunableContract):
+    training = Replicated
+    refused = (
+        ({"kept_units": 1}, "replicated models do not have the knob kept_units"),
+        ({"algorithm": "quantized"}, "quantized is for sharded models"),
+    )
+    different = {"bucket_bytes": 1}, {"bucket_bytes": 2048}
+
+    @pytest.fixture
+    def ranks(self, four_ranks: RankPool) -> RankPool:
+        return four_ranks
+
+    @pytest.fixture(params=REPLICATED, ids=str)
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return request.param
+
+
+class Sharded:
+    """Under ``fully_shard``."""
+
+    tolerance = 0.0
+
+    def __init__(self, is_tuned: bool) -> None:
+        # Small ones travel in stripes, too; nobody waits long for a rank that can make no group.
+        self._patches = [
+            mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2),
+            mock.patch.object(communicator, "CONNECT_SECONDS", 1.0),
+        ]
+        for patch in self._patches:
+            patch.start()
+        model = sharded.sharded(sharded.Kind())
+        self.model: Any = bagua_client.tune(model) if is_tuned else model
+        self._optimizer: Any = None
+
+    def step(self, number: int) -> float:
+        losses, self._optimizer = sharded.train(
+            self.model, sharded.Kind(), {}, number + 1, self._optimizer, number
+        )
+        return losses[0]
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return sharded.state_of(self.model)
+
+    def trouble(self, place: str) -> AbstractContextManager[Any]:
+        return {
+            "cannot plan": lambda: failing(TunableUnits, "plan", 1, kind=ValueError),
+            "cannot prepare": lambda: failing(TunableUnits, "prepare", 1),
+            "first group": lambda: failing(dist, "new_group", 1),
+            "its first group": lambda: failing(dist, "new_group", 1, is_done=True),
+            "second group": lambda: failing(dist, "new_group", 2),
+            "before it is put": lambda: failing(UnitSettings, "put", 1),
+            "after it is put": lambda: failing(UnitSettings, "put", 1, is_done=True),
+            "while units are kept": lambda: failing(Unit, "keep", 2),
+            "before units are merged": lambda: failing(MergedUnits, "_join", 1),
+            "while units are merged": lambda: failing(MergedUnits, "_join", 2),
+            "while hooks are set": lambda: failing(merged_units, "_hook", 1, is_done=True),
+        }[place]()
+
+    def end(self) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "keep": {"kept_units": 4},
+    "merge": {"bucket_bytes": 700},
+    "stripe": {"channels": 4},
+    "own-scatter-group": {"scatter_group": "own"},
+    "striped-own-scatter-group": {"channels": 4, "scatter_group": "own"},
+    "precision": {"wire_precision": "bf16"},
+    "eight-bits": {"algorithm": "quantized"},
+}
+EARLIER: list[dict[str, Any]] = [{}, {"bucket_bytes": 5000, "kept_units": 4, "channels": 2}]
+MAKES_GROUPS = ("stripe", "own-scatter-group", "striped-own-scatter-group")
+PLACES = {
+    "cannot plan": CHANGES,
+    "cannot prepare": [name for name in CHANGES if name not in MAKES_GROUPS],
+    "first group": MAKES_GROUPS,
+    # Which the other rank has made.
+    "its first group": MAKES_GROUPS,
+    "second group": ("striped-own-scatter-group",),
+    "before it is put": CHANGES,
+    "after it is put": CHANGES,
+    "while units are kept": CHANGES,
+    "before units are merged": ("merge",),
+    "while units are merged": ("merge",),
+    "while hooks are set": ("merge",),
+}
+CASES = [(place, change) for place, changes in PLACES.items() for change in changes]
+FIRST_OF_EACH = [(place, next(iter(changes))) for place, changes in PLACES.items()]
+
+
+def lost_of(number: int, place: str, change: str) -> Lost:
+    """Each rank fails in some of the cases, and each of the earlier configurations is in some."""
+    earlier = EARLIER[number % 2]
+    if place.endswith("group") and change == "own-scatter-group":
+        earlier = {}  # Else it takes the group that a second channel has.
+    # A change that is not begun ends at the default, one that is taken back at what was before.
+    is_begun = place.startswith(("before", "after", "while"))
+    return Lost(CHANGES[change], place, number // 2 % 2, is_begun, earlier)
+
+
+class TestSharded(TunableContract):
+    training = Sharded
+    refused = (
+        ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
+        ({"first_bucket_bytes": 1}, "sharded models do not have the knob first_bucket_bytes"),
+        ({"hierarchical": "shards"}, "hierarchical shards is not possible here: the parts of a"),
+        ({"algorithm": "bytegrad"}, "bytegrad is for replicated models, and this one is sharded"),
+        ({"bucket_bytes": 2**20}, why_not() or "the order in which the model uses them is known"),
+    )
+    different = {"kept_units": 2}, {"kept_units": 4}
+
+    @pytest.fixture
+    def ranks(self, two_ranks: RankPool) -> RankPool:
+        return two_ranks
+
+    @pytest.fixture(
+        params=[
+            pytest.param(
+                lost_of(number, *case),
+                id=" ".join(case),
+                marks=[] if case in FIRST_OF_EACH else [SLOW],
+            )
+            for number, case in enumerate(CASES)
+        ]
+    )
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return request.param
+
+
+class Zero:
+    """An engine of DeepSpeed."""
+
+    tolerance = 0.0
+
+    def __init__(self, stage: int, is_tuned: bool) -> None:
+        self._kind = zero.Kind(stage)
+        engine = zero.engine_of(self._kind)
+        self.model: Any = bagua_client.tune(engine) if is_tuned else engine
+
+    def step(self, number: int) -> float:
+        return zero.train(self.model, self._kind, {}, number + 1, number)[0]
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return zero.state_of(self.model)
+
+    def trouble(self, place: str) -> AbstractContextManager[Any]:
+        return failing(Buckets, place, 1)
+
+    def end(self) -> None:
+        self.model.destroy()
+
+
+@SLOW
+@zero.needs_deepspeed
+class TestZero2(TunableContract):
+    training = partial(Zero, 2)
+    refused = (
+        ({"prefetch_bytes": 400}, "only ZeRO's stage 3 gathers"),
+        ({"channels": 2}, "zero models do not have the knob channels"),
+    )
+    different = {"bucket_bytes": 400}, {"bucket_bytes": 800}
+
+    @pytest.fixture
+    def ranks(self, two_ranks: RankPool) -> RankPool:
+        return two_ranks
+
+    @pytest.fixture
+    def lost(self) -> Lost:
+        return Lost({"bucket_bytes": 4 * 600}, "put")
+
+
+class TestZero3(TestZero2):
+    training = partial(Zero, 3)
+    refused = (
+        ({"bucket_bytes": 2**20}, "stage 3 keeps the buffer"),
+        ({"channels": 2}, "zero models do not have the knob channels"),
+    )
