@@ -48,6 +48,8 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
 
 # Blocks that are only compiled: the page, how the block begins, and why.
 COMPILED: tuple[tuple[str, str, str], ...] = (
+    ("docs/extending.md", "# test_grid.py", "a file; tests/docs/test_first_changes.py"),
+    ("docs/extending.md", "# test_halving.py", "a file; tests/docs/test_first_changes.py"),
     ("docs/testbed.md", "from pathlib import Path", "root; tests/benchmarks/testbed"),
     ("docs/launching.md", "from bagua_client.launcher", "replaces torch's class for what follows"),
     ("docs/launching.md", "model, optimizer, loader = acc", "tests/integrations/test_tuned.py"),
