@@ -60,13 +60,13 @@ def test_one_of_another_package_is_found_and_a_broken_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "from bagua_autotune.search.random import RandomSearcher as Aside\n"
-    entries = {"aside": "aside_searcher:Aside", "broken": "aside_searcher:Lacking"}
+    entries = {"aside": "aside_searcher:Aside", "lacking": "aside_searcher:Lacking"}
     lay(tmp_path, {"aside_searcher.py": text}, {"bagua_autotune.searchers": entries})
     monkeypatch.syspath_prepend(tmp_path)
-    assert names() == ["aside", "bayesian", "broken", "random"]
+    assert names() == ["aside", "bayesian", "lacking", "random"]
     assert isinstance(make("aside"), RandomSearcher)
-    assert isinstance(make("broken"), BayesianSearcher)
-    make("broken")
+    assert isinstance(make("lacking"), BayesianSearcher)
+    make("lacking")
     (line,) = caplog.messages
-    assert line.startswith("the search method broken (aside_searcher:Lacking) cannot be imported: ")
+    assert line.startswith("the search method lacking (aside_searcher:Lacking) cannot be imported: ")
     assert line.endswith("; bayesian is used in its place")
