@@ -101,6 +101,12 @@ def _pool(*ranks_per_node: int, spawned: bool = False) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankPool]:
+    """One rank alone."""
+    yield from _pool(1)
+
+
+@pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
     """Two ranks on one node."""
     yield from _pool(2)

@@ -68,5 +68,5 @@ def test_one_of_another_package_is_found_and_a_broken_one_is_told(
     assert isinstance(make("lacking"), BayesianSearcher)
     make("lacking")
     (line,) = caplog.messages
-    assert line.startswith("the search method lacking (aside_searcher:Lacking) cannot be imported: ")
+    assert line.startswith("the search method lacking (aside_searcher:Lacking) cannot be imported")
     assert line.endswith("; bayesian is used in its place")
