@@ -21,7 +21,7 @@ import bagua_client
 from bagua_client import Configuration
 from bagua_client.communication import communicator, link
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.settings import UnitSettings
 from bagua_client.sharded.traffic import Traffic
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
 from tests.e2e.programs.training import Lines
@@ -169,9 +169,9 @@ def _make(trouble: Trouble, model: Any) -> None:
         tunable = model._tunable
         return tunable is not None and part in (tunable._held.settings, tunable._held.traffic)
 
-    put, scatter, new_group = Settings.put, Traffic.scatter, dist.new_group
+    put, scatter, new_group = UnitSettings.put, Traffic.scatter, dist.new_group
 
-    def our_put(self: Settings, layout: Any, *args: Any) -> None:
+    def our_put(self: UnitSettings, layout: Any, *args: Any) -> None:
         if is_ours(self):
             go_wrong(layout.configuration)
         put(self, layout, *args)
@@ -188,7 +188,7 @@ def _make(trouble: Trouble, model: Any) -> None:
         return new_group(*args, **kwargs)
 
     patches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-        "put": (Settings, "put", our_put),
+        "put": (UnitSettings, "put", our_put),
         "scatter": (Traffic, "scatter", our_scatter),
         "groups": (dist, "new_group", our_group),
     }
