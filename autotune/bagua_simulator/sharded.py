@@ -18,7 +18,6 @@ from bagua_simulator.cluster import Cluster
 from bagua_simulator.simulator import PRECISIONS
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Cutter, Cutting, Tensor
-from bagua_wire.knob_kinds import check_number
 from bagua_wire.knobs import domains
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
@@ -288,7 +287,10 @@ class _Step:
 
 
 def _number(configuration: Mapping[str, Value], knob: str, usual: int) -> int:
-    return check_number(knob, configuration.get(knob, usual), at_least=0)
+    value = configuration.get(knob, usual)
+    if not isinstance(value, int):
+        raise ValueError(f"{knob} is {value!r}; it must be a number")
+    return value
 
 
 def _collective(part: int, size_bytes: int, share: float) -> _Collective:
