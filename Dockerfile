@@ -1,6 +1,6 @@
 # The tuning service alone: no torch, no compiler, not root; docs/operating.md runs it. The service's
 # environment has no pip; that of the base image stays where it was, and nothing uses it.
-#   docker build -t bagua-autotune:0.1.0 .
+#   docker build -t bagua-autotune:0.2.0 .
 # It listens on all interfaces, so it needs BAGUA_AUTOTUNE_TOKEN. Workers of Bagua 0.9 cannot send a
 # token; for them give the container the argument `--trust-network`.
 # deploy/pin_images.sh keeps the digest up to date.

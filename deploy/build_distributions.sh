@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the sdist and, from it, the wheel; checks both, and that the wheel works in an environment
-# of its own: `deploy/build_distributions.sh [FOLDER [TAG]]`. A TAG such as v0.1.0 must be that of
+# of its own: `deploy/build_distributions.sh [FOLDER [TAG]]`. A TAG such as v0.2.0 must be that of
 # the version. Needs Python 3.11 or newer with venv, and PyPI.
 set -euo pipefail
 folder=$(realpath -m "${1:-dist}")
