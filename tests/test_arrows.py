@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Some are still parts of others: they have their place when they are packages of their own.
 MAY_IMPORT: dict[str, set[str]] = {
     "bagua_wire": set(),
     "bagua_client": {"bagua_wire"},
