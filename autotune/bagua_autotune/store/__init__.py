@@ -11,11 +11,11 @@ from bagua_autotune.store.claims import Claims
 from bagua_autotune.store.engine.database import Database
 from bagua_autotune.store.engine.tables import SchemaRow
 from bagua_autotune.store.errors import DiskFull
+from bagua_autotune.store.events import StoredEvents, StoredProfiles
 from bagua_autotune.store.families import StoredFamilies
 from bagua_autotune.store.jobs import StoredJobs
 from bagua_autotune.store.lives import StoredLives
 from bagua_autotune.store.observations import StoredObservations
-from bagua_autotune.store.reports import StoredEvents, StoredProfiles
 from bagua_autotune.store.trials import StoredTrials
 
 VERSION = select(SchemaRow.version)

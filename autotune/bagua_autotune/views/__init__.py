@@ -10,7 +10,6 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.views.curve import Curve
-from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.layouts import JobBuckets
 from bagua_autotune.views.lists import (
     EventList,
@@ -31,6 +30,7 @@ from bagua_autotune.views.lists import (
     trial_list,
 )
 from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
+from bagua_autotune.views.speedup import Figures
 from bagua_autotune.views.steps import StepSeries
 from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
 from bagua_autotune.views.training_lives import Life, name_life

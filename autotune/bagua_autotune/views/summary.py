@@ -14,8 +14,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.status import JobState, job_state
-from bagua_autotune.views.figures import Figures, make_figures, saved_rank_seconds, spent
 from bagua_autotune.views.reading import Reading, read
+from bagua_autotune.views.speedup import Figures, make_figures, saved_rank_seconds, spent
 from bagua_autotune.views.words import make_headline
 
 # Enough for a median.

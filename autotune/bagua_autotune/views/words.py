@@ -17,8 +17,8 @@ from bagua_autotune.model.text import (
     describe_speedup,
 )
 from bagua_autotune.tuning.status import JobState, Progress
-from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
+from bagua_autotune.views.speedup import Figures
 from bagua_wire.words import describe
 
 ENDED_EARLY = "The training ended before its tuning did"

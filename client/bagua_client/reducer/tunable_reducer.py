@@ -35,7 +35,7 @@ from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
-from bagua_client.tunable.changed_together import ChangedTogether
+from bagua_client.tunable.switch import ChangedTogether
 from bagua_client.tunable.tunable import NOBODY, Timeline
 
 

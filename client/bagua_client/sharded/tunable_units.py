@@ -38,9 +38,9 @@ from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import called_untraced, untraced
-from bagua_client.tunable.changed_together import STEPS_SEEN, ChangedTogether
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import memory_of
+from bagua_client.tunable.switch import STEPS_SEEN, ChangedTogether
 from bagua_client.tunable.tunable import Timeline
 
 # Which forward passes of a model still have a backward pass to come.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.store.observations import SlowestTime
 from bagua_autotune.tuning.status import job_state
-from bagua_autotune.views.figures import make_figures
+from bagua_autotune.views.speedup import make_figures
 from bagua_autotune.views.steps import MOST_POINTS, StepPoint, best_so_far, switches, thin_out
 from bagua_wire.configuration import Configuration
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial

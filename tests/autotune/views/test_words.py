@@ -9,7 +9,7 @@ import pytest
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.tuning.status import job_state
-from bagua_autotune.views.figures import make_figures
+from bagua_autotune.views.speedup import make_figures
 from bagua_autotune.views.words import explain, make_headline
 from tests.autotune.views.jobs import (
     DEFAULT,

@@ -8,7 +8,7 @@ import pytest
 
 from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
-from bagua_autotune.store.reports import MOST_EVENTS
+from bagua_autotune.store.events import MOST_EVENTS
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 

@@ -10,7 +10,7 @@ from bagua_autotune.model.job import Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.store.reports import MOST_PROFILES
+from bagua_autotune.store.events import MOST_PROFILES
 from bagua_autotune.store.trials import Move
 from bagua_wire.profile import Profile
 from tests.autotune.store.samples import BASELINE, FIRST, MEASURED, PROFILE

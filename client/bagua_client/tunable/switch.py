@@ -1,8 +1,8 @@
-"""What is changed between two steps, whatever that is: on all ranks, or on none of them.
+"""The switch to another configuration between two steps: when it takes hold, on all ranks or none.
 
 A layout that all ranks have agreed on is scheduled. Where all of them are known to be together, and
-nothing is on its way, they carry it out and vote on the outcome: if it failed on one of them, all
-go back to what they had.
+nothing is on its way, they carry it out and vote on the outcome: if it failed on one of them, as
+for want of memory, all go back to what they had.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobOverview, Overviews
-from bagua_autotune.views.figures import step_pair
+from bagua_autotune.views.speedup import step_pair
 from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.tuning.jobs import simulator
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, job, reading, trial
