@@ -1,12 +1,13 @@
 """Which package may import which: arrows point down one table, and each optional package can be
-left out. What folders of one package may import, autotune/test_layers.py and client/test_layers.py
-hold."""
+left out; and a class name stands for one thing. What folders of one package may import,
+autotune/test_layers.py and client/test_layers.py hold."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
         others = {place_of(name) for name in imports(path)} & set(MAY_IMPORT)
         up += [(module, other) for other in sorted(others - MAY_IMPORT[own] - {own})]
     assert up == []
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_a_class_name_stands_for_one_thing(package: str) -> None:
+    """But for the classes that each of Lightning's two packages has."""
+    found = Counter(
+        node.name
+        for module, path in modules_of(package).items()
+        if ".lightning.of_" not in module
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in found.items() if times > 1] == []
 
 
 def test_every_package_has_its_place_and_there_is_no_circle() -> None:

@@ -4,7 +4,6 @@ what runs on the training thread makes no request."""
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -76,7 +75,6 @@ ABOVE = {
 }
 REQUESTS = {"requests", "urllib3", "http", "httpx", "aiohttp"}
 BESIDE = ("reporter", "service")
-TWICE = "lightning.of_"
 
 
 @cache
@@ -149,14 +147,6 @@ def test_no_modules_import_one_another() -> None:
         shown = {name if name in modules() else name.rpartition(".")[0] for name in names}
         graph[module] = shown & set(modules()) - {module}
     TopologicalSorter(graph).prepare()
-
-
-def test_a_class_name_stands_for_one_thing() -> None:
-    """But for the classes that each of Lightning's two packages has."""
-    kept = {name: path for name, path in modules().items() if not name.startswith(TWICE)}
-    parsed = [node for path in kept.values() for node in ast.walk(ast.parse(path.read_text()))]
-    found = Counter(node.name for node in parsed if isinstance(node, ast.ClassDef))
-    assert [name for name, times in found.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("place", [place for place in LAYERS if place not in BESIDE])

@@ -12,7 +12,7 @@ from itertools import islice
 from pydantic import TypeAdapter
 
 from bagua_autotune.model.characters import clean
-from bagua_autotune.views import Event, JobDetail, Observation, Trial
+from bagua_autotune.views import Event, JobDetail, ObservationView, TrialView
 from bagua_wire.configuration import FILE_FORMAT, Configuration, described
 from bagua_wire.cutting import Tensor
 
@@ -20,9 +20,9 @@ from bagua_wire.cutting import Tensor
 LINES_AT_ONCE = 100
 
 
-def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
+def trials_csv(knobs: Iterable[str], trials: Sequence[TrialView]) -> str:
     """A header, and one line for each trial. The knobs are columns after its index."""
-    rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
+    rest = [name for name in TrialView.model_fields if name not in ("index", "configuration")]
     text = io.StringIO()
     columns = ["index", *knobs, *rest]
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -43,8 +43,8 @@ def _cell(value: object) -> object:
 
 def job_json(
     job: JobDetail,
-    trials: Sequence[Trial],
-    observations: Iterable[Observation],
+    trials: Sequence[TrialView],
+    observations: Iterable[ObservationView],
     events: Sequence[Event],
 ) -> Iterator[str]:
     """Everything stored of the job except its profiles, in parts.
@@ -54,8 +54,8 @@ def job_json(
     yield job.model_dump_json(indent=2, exclude={"tensors"}).removesuffix("\n}")
     lists: tuple[tuple[str, type, Iterable[object]], ...] = (
         ("tensors", Tensor, job.tensors),
-        ("trials", Trial, trials),
-        ("observations", Observation, observations),
+        ("trials", TrialView, trials),
+        ("observations", ObservationView, observations),
         ("events", Event, events),
     )
     for name, kind, items in lists:

@@ -145,7 +145,7 @@ OPERATIONS = (
         "/jobs/{job_id}/progress",
         "Tell how far a tuned job is",
         views.JobState,
-        reports.Progress,
+        reports.ProgressReport,
         statuses=(200, 400, 404, 409, 422),
     ),
     Operation(

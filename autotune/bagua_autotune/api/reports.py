@@ -146,7 +146,7 @@ class Observations(_Input):
         return self
 
 
-class Progress(_Input):
+class ProgressReport(_Input):
     """How far a tuned job is: its last step, and what a step takes, in seconds of the slowest rank.
     Counted once, however often it is sent."""
 

@@ -94,7 +94,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.post("/jobs/<job_id>/progress")
     def post_progress(job_id: str) -> Response:
-        told = parse(reports.Progress)
+        told = parse(reports.ProgressReport)
         return answer(tuner.take_progress(job_id, told.step, told.seconds))
 
     @api.post("/jobs/<job_id>/events")

@@ -37,9 +37,9 @@ class Reader(Protocol):
 
     def overview(self, job_id: str) -> views.JobOverview: ...
 
-    def trials(self, job_id: str) -> list[views.Trial]: ...
+    def trials(self, job_id: str) -> list[views.TrialView]: ...
 
-    def observations(self, job_id: str) -> list[views.Observation]: ...
+    def observations(self, job_id: str) -> list[views.ObservationView]: ...
 
     def profiles(self, job_id: str) -> list[views.TrialProfile]: ...
 
@@ -80,11 +80,11 @@ class DatabaseReader:
         return self._overviews.detail(job_id)
 
     @store_errors_told()
-    def trials(self, job_id: str) -> list[views.Trial]:
+    def trials(self, job_id: str) -> list[views.TrialView]:
         return views.every_trial(self._store, job_id)
 
     @store_errors_told()
-    def observations(self, job_id: str) -> list[views.Observation]:
+    def observations(self, job_id: str) -> list[views.ObservationView]:
         return list(views.every_observation(self._store, job_id))
 
     @store_errors_told()

@@ -65,11 +65,11 @@ class ServiceReader:
         except UnknownJob as error:
             raise self._other_release() from error
 
-    def trials(self, job_id: str) -> list[views.Trial]:
+    def trials(self, job_id: str) -> list[views.TrialView]:
         pages = self._pages(views.TrialList, self._path(job_id) + "/trials")
         return [trial for page in pages for trial in page.trials]
 
-    def observations(self, job_id: str) -> list[views.Observation]:
+    def observations(self, job_id: str) -> list[views.ObservationView]:
         pages = self._pages(views.ObservationList, self._path(job_id) + "/observations")
         return [observation for page in pages for observation in page.observations]
 

@@ -42,7 +42,7 @@ SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 REPEAT_ERRORS = (0.003, 0.03)
 
 
-class Settings(NamedTuple):
+class KernelSettings(NamedTuple):
     """What is chosen from the grid: an amplitude, the sizes' length scale, the repeats' error."""
 
     amplitude: float
@@ -176,13 +176,13 @@ class CandidateProcess(Process):
         found: Floats = kernel(self._points.inputs, inputs) if is_whole else kernel(inputs)
         return found
 
-    def _covariance(self, shapes: Floats, settings: Settings) -> Floats:
+    def _covariance(self, shapes: Floats, settings: KernelSettings) -> Floats:
         """That of the measured costs."""
         found: Floats = self._known + settings.amplitude**2 * shapes
         found[np.diag_indices_from(found)] += self._errors + settings.repeat_error**2
         return found
 
-    def _choose(self, rows: Rows, residuals: Floats, misfit: float) -> Settings:
+    def _choose(self, rows: Rows, residuals: Floats, misfit: float) -> KernelSettings:
         """The settings of the highest likelihood.
 
         Args:
@@ -195,9 +195,9 @@ class CandidateProcess(Process):
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
         inputs = self._points.inputs[rows]
         shapes = {scale: self._shapes(inputs, scale) for scale in scales}
-        best, lowest = Settings(AMPLITUDES[0], scales[0], REPEAT_ERRORS[0]), math.inf
+        best, lowest = KernelSettings(AMPLITUDES[0], scales[0], REPEAT_ERRORS[0]), math.inf
         for usual, scale, error in product(AMPLITUDES, scales, REPEAT_ERRORS):
-            settings = Settings(min(usual * factor, AMPLITUDES[-1]), scale, error)
+            settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error)
             value = unlikelihood(self._covariance(shapes[scale], settings), residuals)
             value += 0.5 * math.log(usual / USUAL_AMPLITUDE) ** 2 / 2
             if value < lowest - TIE:

@@ -14,8 +14,8 @@ from bagua_autotune.views.layouts import JobBuckets
 from bagua_autotune.views.lists import (
     EventList,
     JobDetail,
-    Observation,
     ObservationList,
+    ObservationView,
     Page,
     ProfileList,
     TrialList,
@@ -34,7 +34,7 @@ from bagua_autotune.views.speedup import Figures
 from bagua_autotune.views.steps import StepSeries
 from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
 from bagua_autotune.views.training_lives import Life, name_life
-from bagua_autotune.views.trials import ShownTrial, Trial
+from bagua_autotune.views.trials import ShownTrial, TrialView
 
 __all__ = [
     "Curve",
@@ -49,17 +49,17 @@ __all__ = [
     "JobSum",
     "JobSummary",
     "Life",
-    "Observation",
     "ObservationList",
+    "ObservationView",
     "Overviews",
     "Page",
     "ProfileList",
     "ShownTrial",
     "StepSeries",
     "Summaries",
-    "Trial",
     "TrialList",
     "TrialProfile",
+    "TrialView",
     "WrongPage",
     "all_pages",
     "event_list",

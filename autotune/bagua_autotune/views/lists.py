@@ -13,7 +13,7 @@ from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState, job_state
-from bagua_autotune.views.trials import Trial, trial_views
+from bagua_autotune.views.trials import TrialView, trial_views
 from bagua_wire.cutting import Tensor
 
 # So long are pages if nobody says otherwise, and at most.
@@ -55,10 +55,10 @@ class Page(View):
 
 
 class TrialList(Page):
-    trials: list[Trial]
+    trials: list[TrialView]
 
 
-class Observation(View):
+class ObservationView(View):
     """``seconds`` by rank; null where a rank did not report, or did not tell what it computed.
     ``complexity``: of the largest batch of a rank; null where the training does not tell.
     """
@@ -71,7 +71,7 @@ class Observation(View):
 
 
 class ObservationList(Page):
-    observations: list[Observation]
+    observations: list[ObservationView]
 
 
 class ProfileList(View):
@@ -157,7 +157,7 @@ def observation_list(
     found = store.observations.of(job_id, trial, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")
     observations = [
-        Observation(
+        ObservationView(
             trial=index,
             step=step.step,
             seconds=step.values,
@@ -186,12 +186,12 @@ def profile_list(store: Store, job_id: str, trial: int | None = None) -> Profile
     return ProfileList(profiles=profiles)
 
 
-def every_trial(store: Store, job_id: str) -> list[Trial]:
+def every_trial(store: Store, job_id: str) -> list[TrialView]:
     pages = all_pages(lambda after: trial_list(store, job_id, after=after))
     return [trial for page in pages for trial in page.trials]
 
 
-def every_observation(store: Store, job_id: str) -> Iterator[Observation]:
+def every_observation(store: Store, job_id: str) -> Iterator[ObservationView]:
     """Yield all observations, read page by page: those of a large job would fill the memory."""
     pages = all_pages(lambda after: observation_list(store, job_id, after=after))
     return (observation for page in pages for observation in page.observations)

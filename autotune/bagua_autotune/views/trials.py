@@ -16,7 +16,7 @@ from bagua_autotune.views.reading import Reading
 from bagua_wire.words import describe
 
 
-class Trial(View):
+class TrialView(View):
     """``seconds`` per step with its 95 % interval; null where there is none (yet).
 
     ``speedup``: of this trial alone, over the default measured beside it, which is on the line
@@ -45,7 +45,7 @@ class Trial(View):
     device_bytes: int | None
 
 
-class ShownTrial(Trial):
+class ShownTrial(TrialView):
     """``is_best``: the first trial of what was kept, or else of the best configuration so far.
 
     ``words``: its configuration. ``is_noise``: its speed-up is not told, as it is more than hiding
@@ -59,7 +59,7 @@ class ShownTrial(Trial):
 
 def trial_views(
     job: Job, trials: Sequence[records.Trial], ceilings: Mapping[int, Ceiling | None]
-) -> list[Trial]:
+) -> list[TrialView]:
     """Return the trials as views, in the same order.
 
     Args:
@@ -87,12 +87,12 @@ def shown_trials(reading: Reading) -> list[ShownTrial]:
     ]
 
 
-def _view(round_: Round, trial: records.Trial) -> Trial:
+def _view(round_: Round, trial: records.Trial) -> TrialView:
     objective, found = round_.objective, trial.estimate
     is_bounded = found is not None and found.count > 1
     compared = round_.defaults.compare([trial])
     faster = round_.believable(compared.speedup(objective)) if compared else None
-    return Trial(
+    return TrialView(
         index=trial.index,
         round=trial.round,
         purpose=trial.purpose,

@@ -12,7 +12,7 @@ from bagua_client.communication.operations import Start
 from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
 
 
-class Bucket(Protocol):
+class ReadyBucket(Protocol):
     """Tensors that are communicated together."""
 
     tensors: list[Any]
@@ -29,7 +29,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        self._buckets: Sequence[Bucket] = ()
+        self._buckets: Sequence[ReadyBucket] = ()
         self._known: set[int] = set()  # Ids of the buckets' tensors, which the buckets hold.
         self._ready: set[int] = set()
         self._next = 0
@@ -41,7 +41,7 @@ class Backend:
         """Whether it has buckets."""
         return bool(self._buckets)
 
-    def register_ordered_buckets(self, buckets: Sequence[Bucket]) -> None:
+    def register_ordered_buckets(self, buckets: Sequence[ReadyBucket]) -> None:
         """Replace the buckets by these; what is under way ends first."""
         self.wait_pending_comm_ops()
         self._buckets = list(buckets)
@@ -78,7 +78,7 @@ class Backend:
         for arrival in arrivals:
             arrival.wait()
 
-    def _start(self, bucket: Bucket) -> None:
+    def _start(self, bucket: ReadyBucket) -> None:
         flat = bucket.tensors[0].new_empty(0, requires_grad=False)
         if self._pipeline is None:
             self._pipeline = pipeline_for(flat.device)

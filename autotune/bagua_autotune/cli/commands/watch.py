@@ -45,7 +45,7 @@ def watch(job: str, wait: bool, database: str | None, url: str | None) -> None:
     say(_outcome(found))
 
 
-class View(Protocol):
+class Screen(Protocol):
     """Where a job is shown; a context manager."""
 
     def show(self, overview: JobOverview) -> None: ...
@@ -117,7 +117,7 @@ class LineView:
 
 
 def _find(
-    job: str, wait: bool, database: str | None, url: str | None, view: View
+    job: str, wait: bool, database: str | None, url: str | None, view: Screen
 ) -> tuple[Reader, str]:
     """The reader and the job's id. With ``wait`` a job of this name whose training has ended does
     not count: the next one is waited for."""
@@ -142,7 +142,7 @@ def _is_refusal(error: click.ClickException) -> bool:
     return is_refused or isinstance(cause, OtherSchema) or isinstance(error, OtherRelease)
 
 
-def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
+def _follow(reader: Reader, job_id: str, view: Screen) -> JobSummary:
     """Show the job until its tuning is over. If its training is started again meanwhile, go on with
     the job of that life."""
     is_followed = False
