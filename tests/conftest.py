@@ -24,6 +24,9 @@ from tests.outside import HELM, PLACE
 if TYPE_CHECKING:
     from tests.ranks import RankPool
 
+# The asserts of the contracts that the packages bring tell values, as those of tests do.
+pytest.register_assert_rewrite("bagua_autotune.testing", "bagua_client.testing")
+
 # Several processes share a small machine; more threads than cores only make them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
