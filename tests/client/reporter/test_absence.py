@@ -22,7 +22,6 @@ from bagua_client.reporter import conversation
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
-from bagua_client.service import connection
 from bagua_client.service.absence import (
     FIRST_REST_SECONDS,
     SILENT_REDUCTIONS,
@@ -110,7 +109,7 @@ def _training(url: str) -> Iterator[_Training]:
 def soon_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bagua_client")
     for name in ("FIRST_PAUSE", "EAGER_PAUSE", "DENIED_PAUSE"):
-        monkeypatch.setattr(connection, f"{name}_SECONDS", 0.01)
+        monkeypatch.setattr(breaker, f"{name}_SECONDS", 0.01)
     for name in ("FIRST_POLL", "LAST_POLL"):
         monkeypatch.setattr(conversation, f"{name}_SECONDS", 0.005)
 

@@ -7,8 +7,8 @@ import pytest
 from bagua_client.environment import Environment
 from bagua_client.reporter.conversation import PROGRESS_SECONDS, STANDSTILL_SECONDS, Renewal
 from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.breaker import LATE_PAUSE_SECONDS
 from bagua_client.service.client import Progress, StepTimes
-from bagua_client.service.connection import LATE_PAUSE_SECONDS
 from bagua_client.service.transport import WHOLE_SECONDS
 from bagua_wire.messages import LEASE_SECONDS, RENEWAL_SECONDS
 from tests.client.agent.scripted_service import ScriptedService

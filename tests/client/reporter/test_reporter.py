@@ -22,7 +22,7 @@ from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_B
 from bagua_client.reporter.inbox import LARGEST_INBOX, Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.absence import FIRST_REST_SECONDS, SILENT_REDUCTIONS
-from bagua_client.service.connection import REGISTRATIONS
+from bagua_client.service.breaker import REGISTRATIONS
 from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.service.test_transport import listening, saying

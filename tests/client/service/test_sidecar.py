@@ -21,8 +21,8 @@ from bagua_client.environment import Environment
 from bagua_client.service import job_service as shared_module
 from bagua_client.service import sidecar as module
 from bagua_client.service.absence import Absence
+from bagua_client.service.breaker import Connection
 from bagua_client.service.client import StepTimes
-from bagua_client.service.connection import Connection
 from bagua_client.service.job_service import JobService, job_service
 from bagua_client.service.sidecar import Sidecar, SidecarError
 from bagua_client.torch_private import groups as torch_groups

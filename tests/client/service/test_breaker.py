@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from bagua_client.service.connection import (
+from bagua_client.service.breaker import (
     DENIED_PAUSE_SECONDS,
     EAGER_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,

@@ -1,4 +1,5 @@
-"""The reporter's requests to the service, repeated until they are answered."""
+"""The reporter's requests to the service, repeated until they are answered, and the breaker: a
+service that is away is asked seldom, and the user told once."""
 
 from __future__ import annotations
 
