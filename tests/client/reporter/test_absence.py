@@ -22,6 +22,7 @@ from bagua_client.reporter import conversation
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
+from bagua_client.service import breaker
 from bagua_client.service.absence import (
     FIRST_REST_SECONDS,
     SILENT_REDUCTIONS,
