@@ -38,6 +38,7 @@ def passes(arguments: list[str], folder: Path, *path: Path) -> None:
         cwd=folder,
         env={
             **scratch_environment(folder),
+            "PYTEST_ADDOPTS": "",  # a caller's are for the run around it
             "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "client", ROOT / "autotune"))),
         },
         capture_output=True,
