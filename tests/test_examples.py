@@ -59,9 +59,9 @@ def test_a_run_repeats_its_examples_unless_it_is_to_find_others(tmp_path: Path) 
     def run(*arguments: str) -> str:
         told.write_text("")
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", *arguments, str(test)]
-        subprocess.run(
-            command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        # A caller's options are for the run around it.
+        alone = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+        subprocess.run(command, cwd=tmp_path, check=True, env=alone)
         return told.read_text()
 
     once, seeded, otherwise, again = (
