@@ -14,6 +14,8 @@ GOOD = (
     r"autotune: .*; \d+ trials?, \d+ steps?, .*",
     r"autotune: a step took \S+ ms after the tuning, and now takes \S+ ms",
     r"autotune: the job is being tuned again \(round \d+\)",
+    # A service beside it, which gives way to the ranks, may be silent for seconds on a busy machine.
+    r"(WARNING )?autotune: the ranks use .* until the service answers again",
     r"autotune: the training ended before its tuning did; .*",
     r"autotune: the model was never tuned; this waited for .*",
     r"autotune: the page ends with the training; to see the job again, on \S+: "
