@@ -14,7 +14,7 @@ GOOD = (
     r"autotune: .*; \d+ trials?, \d+ steps?, .*",
     r"autotune: a step took \S+ ms after the tuning, and now takes \S+ ms",
     r"autotune: the job is being tuned again \(round \d+\)",
-    # A service beside it, which gives way to the ranks, may be silent for seconds on a busy machine.
+    # A service beside it gives way to the ranks: on a busy machine it may be silent for seconds.
     r"(WARNING )?autotune: the ranks use .* until the service answers again",
     r"autotune: the training ended before its tuning did; .*",
     r"autotune: the model was never tuned; this waited for .*",
