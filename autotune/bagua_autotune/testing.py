@@ -1,10 +1,12 @@
 """What every search method keeps, ours and a stranger's, as tests for pytest::
 
-from bagua_autotune.testing import SearcherContract
-from grid import Grid
+    from bagua_autotune.testing import SearcherContract
+    from grid import Grid
 
-class TestGrid(SearcherContract):
-    searcher = Grid
+    class TestGrid(SearcherContract):
+        searcher = Grid
+
+Of the package contracts alone need pytest.
 """
 
 from __future__ import annotations

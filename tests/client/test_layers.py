@@ -3,7 +3,6 @@ what runs on the training thread makes no request."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -13,6 +12,7 @@ import pytest
 
 import bagua_client
 from bagua_client import reporter
+from tests.test_arrows import imports as names_of_imports
 
 PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
@@ -88,25 +88,11 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def names_in(path: Path) -> Iterator[str]:
-    """What a module imports, also by ``import_module``."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.ImportFrom(module=str(module)):
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.Call(
-                func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name))]
-            ):
-                yield name
-
-
 def imports(of: str) -> Iterator[tuple[str, str]]:
     """Each module of a folder, or the module, and what it imports, ours without the package."""
     for module, path in modules().items():
         if module == of or module.startswith(f"{of}."):
-            for name in names_in(path):
+            for name in names_of_imports(path):
                 yield module, name.removeprefix("bagua_client.")
 
 
@@ -117,7 +103,7 @@ def places() -> set[str]:
 def imports_of(package: str) -> set[str]:
     """What the modules of a package import, by their whole names."""
     paths = (PACKAGE.parent / package).rglob("*.py")
-    return {name for path in paths for name in names_in(path)}
+    return {name for path in paths for name in names_of_imports(path)}
 
 
 @pytest.mark.parametrize("package", ABOVE)

@@ -1,10 +1,12 @@
 """What every algorithm keeps, ours and a stranger's, as tests for pytest::
 
-from bagua_client.testing.algorithms import AlgorithmContract
-from halving import Halved
+    from bagua_client.testing.algorithms import AlgorithmContract
+    from halving import Halved
 
-class TestHalved(AlgorithmContract):
-    algorithm = Halved
+    class TestHalved(AlgorithmContract):
+        algorithm = Halved
+
+Of the package contracts alone need pytest.
 """
 
 from __future__ import annotations
