@@ -18,7 +18,7 @@ import numpy as np
 from bagua_autotune.cli.output import INTERRUPTED, say, say_beside
 from bagua_autotune.costs import Layouts, Predictor, ShardedModel, fit_model, is_sharded, kinds_of
 from bagua_autotune.measuring.confirmation import least_shown
-from bagua_autotune.measuring.visits import Visited
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import JobSpec, Observation, Trial
 from bagua_autotune.model.received import PROFILE
 from bagua_autotune.model.statistics import estimate
@@ -425,7 +425,7 @@ def prospect(
         profiles: of steps at the default, as they would report them.
     """
     found = estimate([math.log(seconds) for seconds in step_seconds])
-    visits = Visited([Trial(0, "search", Configuration(), "measured", found)]).visits
+    visits = Visits([Trial(0, "search", Configuration(), "measured", found)])
     try:
         speedup = _likely(job, profiles) if job and profiles else None
     except Exception as error:  # what a check measured is told without it

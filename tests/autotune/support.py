@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import event, select
 
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, JobSpec
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
@@ -50,6 +51,13 @@ def make_spec(**changes: Any) -> JobSpec:
     import json
 
     return JobSpec.model_validate_json(json.dumps(registration(**changes)))
+
+
+def known_visits(visit_error: float, step_spread: float) -> Visits:
+    """Visits and their steps differ by so much."""
+    found = Visits([])
+    found.visit_error, found.step_spread = visit_error, step_spread
+    return found
 
 
 def peaked(configuration: Mapping[str, Value], best_bytes: float = 4 * MIB) -> float:

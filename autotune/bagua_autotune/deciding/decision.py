@@ -17,14 +17,13 @@ from statistics import fmean
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import (
-    GAIN_THAT_MATTERS,
     being_confirmed,
     confirm,
     confirmed_gain,
     least_shown,
 )
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
-from bagua_autotune.measuring.visits import Visited
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Limits, Purpose, Trial
 from bagua_autotune.model.knobs import numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
@@ -77,10 +76,10 @@ class _Basis:
         self.trials: Sequence[Trial] = [*carried, *round_.trials] if carried else round_.trials
 
     @cached_property
-    def visited(self) -> Visited:
+    def visits(self) -> Visits:
         if self.trials is self.round.trials:
-            return self.round.visited
-        return Visited(self.trials, self.round.scale)
+            return self.round.visits
+        return Visits(self.trials, self.round.scale)
 
     @cached_property
     def banned(self) -> set[Configuration]:
@@ -182,7 +181,7 @@ def _search(
 ) -> Propose | Keep | Configuration:
     """The next search trial, or the winner of the search."""
     job, trials, scale = basis.job, basis.trials, basis.round.scale
-    visits = basis.visited.visits
+    visits = basis.visits
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = _tell(basis, make_searcher(problem))
     for trial in trials:
@@ -193,9 +192,8 @@ def _search(
     is_confirming = len(searches) < len(trials)
     ending: Ending | None = Ending.ENOUGH
     if not is_confirming:
-        shown = least_shown(visits, scale) / scale
         ending = why_search_ends(
-            searches, problem, searcher, job.limits, trial_steps, basis.round.most_gain, shown
+            searches, problem, searcher, job.limits, visits, trial_steps, basis.round.most_gain
         )
     if ending is None:
         return Propose("search", searcher.ask())
@@ -205,7 +203,7 @@ def _search(
     begun = sum(trial.was_tried for trial in searches)
     if not is_confirming and begun < job.limits.max_samples:
         lowest = searcher.expected_cost(winner) * scale
-        again = denied_once(basis.visited.undisturbed, problem, lowest, scale)
+        again = denied_once(visits, problem, lowest)
         if again is not None:
             return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
@@ -252,11 +250,11 @@ def _tell(basis: _Basis, searcher: Searcher) -> Searcher:
     means.
     """
     scale = basis.round.scale
-    for trial in basis.visited.undisturbed:
+    for trial in basis.visits.undisturbed:
         found = trial.estimate
         if found and trial.configuration not in basis.banned:
             # What visits differ by the search finds by itself, from all that it is told.
-            error = basis.visited.visits.error_inside(found) / scale
+            error = basis.visits.error_inside(found) / scale
             searcher.tell(trial.configuration, found.center / scale, error)
     return searcher
 
@@ -306,9 +304,9 @@ def why_search_ends(
     problem: Problem,
     searcher: Searcher,
     limits: Limits,
+    visits: Visits,
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
-    least_shown: float = GAIN_THAT_MATTERS,
 ) -> Ending | None:
     """Why the search trials so far are enough; None: they are not. Costs are in parts of the
     default's.
@@ -319,9 +317,9 @@ def why_search_ends(
         problem: what may still be proposed.
         searcher: told of all measured ones.
         limits: the most search trials, and the steps over which a gain counts.
+        visits: of the round; they say what gain a confirmation shows.
         trial_steps: of the training, from one trial to the next.
         most_gain: over the default, by the communication that it does not hide; see ceiling.
-        least_shown: the smallest gain that a confirmation shows; see there.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
     begun = sum(trial.was_tried for trial in trials)
@@ -329,8 +327,12 @@ def why_search_ends(
         return Ending.ENOUGH
     if set(problem.candidates) <= {trial.configuration for trial in measured}:
         return Ending.ENOUGH
-    shows_nothing = most_gain < least_shown and len(measured) >= searcher.initial_trials
-    if shows_nothing and not _is_clearly_beaten(problem.candidates[0], measured):
+    shows_nothing = (
+        len(measured) >= searcher.initial_trials
+        and most_gain < least_shown(visits) / visits.scale
+        and not _is_clearly_beaten(problem.candidates[0], measured)
+    )
+    if shows_nothing:
         return Ending.NOT_SHOWN
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:

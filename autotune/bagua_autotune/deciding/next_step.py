@@ -51,10 +51,9 @@ def _rival(round_: Round, trial: Trial) -> Estimate | None:
     return winner.estimate if winner else None
 
 
-def _known(round_: Round) -> tuple[float, Visits | None]:
-    """The difference of costs that is 100 %, and what visits differ by; of both nothing is known
-    before the default is measured."""
-    return round_.scale, None if round_.defaults.first is None else round_.visited.visits
+def _known(round_: Round) -> Visits | None:
+    """What is known of visits: nothing before the default is measured."""
+    return None if round_.defaults.first is None else round_.visits
 
 
 def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
@@ -139,7 +138,7 @@ class NextStep:
         if costs is None:
             return None
         seconds, rival = [step.seconds for step in steps], _rival(round_, trial)
-        return measured(costs, seconds, job.limits, trial.purpose, rival, *_known(round_))
+        return measured(costs, seconds, job.limits, trial.purpose, rival, _known(round_))
 
     def with_late_steps(self, round_: Round) -> list[Trial]:
         """The last measured trials and those that were left unmeasured, estimated from all their
@@ -156,7 +155,7 @@ class NextStep:
         found = []
         for trial in late:
             if costs := self._costs(round_, trial, self._steps(round_.job, trial)):
-                estimated = settled(costs, *_known(round_))
+                estimated = settled(costs, _known(round_))
                 found.append(replace(trial, state="measured", estimate=estimated))
         return [new for new in found if new not in own]
 

@@ -159,7 +159,7 @@ def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
 
 def _why_not_shown(round_: Round) -> str:
     """``at most 1.07x is possible and this job's steps vary by 12 %, so no gain could be shown``"""
-    spread = round_.visited.visits.step_spread / round_.scale
+    spread = round_.visits.step_spread / round_.scale
     most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
     return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from bagua_autotune.measuring.visits import Visited
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.search import Predictor, Problem
@@ -28,21 +28,17 @@ DENIED, SURELY = 0.2, 2.0
 FEW_VISITS = 3
 
 
-def denied_once(
-    trials: Sequence[Trial], problem: Problem, lowest: float, scale: float = 1.0
-) -> Configuration | None:
+def denied_once(visits: Visits, problem: Problem, lowest: float) -> Configuration | None:
     """What to visit once more; None if nothing was given up too early.
 
     Args:
-        trials: measured ones of the round, without those in bad moments.
+        visits: of the round; those in bad moments count for nothing.
         lowest: the expected cost of the best, in the trials' own unit.
-        scale: the difference of costs that is 100 %.
     """
     if problem.without is None:
         return None
-    fitted = cache(problem.without)  # A trial may be of several levels.
-    measured = [trial for trial in trials if trial.estimate]
-    visits = Visited(measured, scale).visits
+    fitted, scale = cache(problem.without), visits.scale  # A trial may be of several levels.
+    measured = [trial for trial in visits.undisturbed if trial.estimate]
     found: list[tuple[float, Configuration]] = []
     for trial, members in _rarely_visited(measured, problem, lowest + DENIED * scale):
         others = [each for each in measured if each.index != trial.index]

@@ -22,7 +22,7 @@ from bagua_autotune.costs import (
 )
 from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
-from bagua_autotune.measuring.visits import Visited
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Partition
 from bagua_autotune.search import Problem
@@ -107,7 +107,7 @@ class Knowledge:
         """
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        own = [trial for trial in round_.visited.undisturbed if trial.index != without]
+        own = [trial for trial in round_.visits.undisturbed if trial.index != without]
         profiled = _profiled_in(self._store.profiles.of(job.id), own)
         try:
             if is_sharded(profiled):
@@ -145,7 +145,7 @@ class Knowledge:
             return None
         _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(number)):
-            own = Visited([trial for trial in trials if trial.round == earlier])
+            own = Visits([trial for trial in trials if trial.round == earlier])
             profiled = _profiled_in(profiles, own.undisturbed)
             if is_sharded(profiled):  # What it gathers is learned anew in every round.
                 return None

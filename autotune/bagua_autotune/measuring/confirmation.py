@@ -109,17 +109,12 @@ def _clear_gain(round_: Round, winner: Configuration) -> Interval | None:
     return gain if gain and gain.low > 0 and _is_clear(round_, both) else None
 
 
-def least_shown(visits: Visits, scale: float = 1.0) -> float:
-    """The smallest gain that a confirmation of full length mostly shows, and that matters.
-
-    Args:
-        visits: what visits and steps of the job differ by.
-        scale: the difference of costs that is a gain of 100 %.
-    """
+def least_shown(visits: Visits) -> float:
+    """The smallest gain that a confirmation of full length mostly shows, and that matters."""
     steps = MOST_STEPS["confirm"]
     inside = MEDIAN_INEFFICIENCY * visits.step_spread / math.sqrt(steps)
     error = visits.error(Estimate(0.0, inside, steps)) * math.sqrt(2 / MOST_PAIRS)
-    return max(GAIN_THAT_MATTERS * scale, SHOWN_ERRORS * error)
+    return max(GAIN_THAT_MATTERS * visits.scale, SHOWN_ERRORS * error)
 
 
 def most_trials(confirming: int) -> int:
@@ -156,14 +151,14 @@ def _gain(round_: Round, chosen: Sequence[Trial]) -> Interval | None:
 
     All trials of the round count for one thing: what was repeated shows what blocks differ by.
     """
-    bad = round_.visited.in_bad_moments
+    bad = round_.visits.in_bad_moments
     chosen = [trial for trial in chosen if trial.index not in bad]
     sides = [trial.configuration == round_.job.baseline for trial in chosen]
     if min(sides.count(True), sides.count(False)) < 2:
         return None
     others: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     compared = {trial.configuration for trial in chosen}
-    for trial in round_.visited.undisturbed:
+    for trial in round_.visits.undisturbed:
         if trial.estimate and trial.configuration not in compared:
             others[trial.configuration].append(trial.estimate)
     return difference(
@@ -189,7 +184,7 @@ def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configura
 def _is_clear(round_: Round, chosen: Sequence[Trial]) -> bool:
     """Whether even the winner's slowest visit and the default's fastest are apart by more than luck
     and drift explain."""
-    visits, bad = round_.visited.visits, round_.visited.in_bad_moments
+    visits, bad = round_.visits, round_.visits.in_bad_moments
     sides: dict[bool, list[Estimate]] = {True: [], False: []}
     for trial in chosen:
         if trial.estimate and trial.index not in bad:

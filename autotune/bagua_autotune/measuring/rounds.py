@@ -10,7 +10,7 @@ from functools import cached_property
 from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
-from bagua_autotune.measuring.visits import Visited
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate, Interval
@@ -87,9 +87,9 @@ class Round:
         return 1.0 if first is None else self.objective.scale(first.center)
 
     @cached_property
-    def visited(self) -> Visited:
+    def visits(self) -> Visits:
         """Its trials, with what their visits say together."""
-        return Visited(self.trials, self.scale)
+        return Visits(self.trials, self.scale)
 
     @property
     def most_speedup(self) -> float | None:

@@ -64,7 +64,6 @@ def measured(
     limits: Limits,
     purpose: Purpose,
     rival: Estimate | None = None,
-    scale: float = 1.0,
     visits: Visits | None = None,
 ) -> Estimate | None:
     """The trial's estimate if it is good enough to close the trial, else None.
@@ -76,13 +75,13 @@ def measured(
         purpose: of the trial.
         rival: what it is compared with: a search trial with the best so far, and one that is
             clearly worse is closed early; a confirming one with the other side.
-        scale: the difference of costs that is 100 %.
-        visits: what visits differ by; None: of the first trial, before any is known.
+        visits: those before; None: it is the first one, of the default.
     """
     if not costs:
         return None
+    scale = visits.scale if visits else 1.0
     is_falling = len(costs) > 1 and costs[-1] < min(costs[:-1]) - SETTLING * scale
-    found = settled(costs, scale, visits)
+    found = settled(costs, visits)
     fewest = FEWEST_STEPS[purpose] if visits else FEWEST_OF_FIRST
     if found.count + found.outliers >= MOST_STEPS[purpose]:
         return found
@@ -94,7 +93,7 @@ def measured(
         return found
     error = visits.error_inside(found)
     apart = abs(found.center - rival.center) if rival else 0.0
-    if error <= max(OWN_SHARE * visits.visit_error, SHOWN_SHARE * apart):
+    if error <= SHOWN_SHARE * apart or error <= OWN_SHARE * visits.visit_error:
         return found
     # A confirming trial is measured to the end: stopping it early would favour one side.
     if purpose == "search" and rival is not None:
@@ -103,9 +102,9 @@ def measured(
     return None
 
 
-def settled(costs: Sequence[float], scale: float = 1.0, visits: Visits | None = None) -> Estimate:
+def settled(costs: Sequence[float], visits: Visits | None = None) -> Estimate:
     """Estimate from the steps of a trial, without first ones in which it had not settled."""
-    usual_spread = visits.step_spread if visits else 0.0
+    scale, usual_spread = (visits.scale, visits.step_spread) if visits else (1.0, 0.0)
     costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, OUTLIER_SPREADS * usual_spread))
     return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean, median
 
@@ -30,17 +29,39 @@ FEWEST_STEPS = 3
 BAD_MOMENT, BAD_MOMENT_ERRORS = 0.3, 5.0
 
 
-@dataclass(frozen=True)
 class Visits:
-    """What is known of visits in general.
+    """Trials of a round, and what their visits say together; each is worked out once, when it is
+    asked for.
 
-    Attributes:
-        visit_error: the standard deviation between visits of one configuration.
-        step_spread: that of steps inside a visit.
+    Args:
+        trials: they do not change any more.
+        scale: the difference of costs that is 100 %.
     """
 
-    visit_error: float
-    step_spread: float
+    def __init__(self, trials: Sequence[Trial], scale: float = 1.0) -> None:
+        self.trials = trials
+        self.scale = scale
+
+    @cached_property
+    def step_spread(self) -> float:
+        """The standard deviation between steps of a typical visit: a pause in one of them says
+        nothing of the others."""
+        found = [trial.estimate for trial in self.trials if trial.estimate]
+        known = [_spread(each) for each in found if each.count >= FEWEST_STEPS]
+        return median(known) if known else USUAL_STEP_SPREAD * self.scale
+
+    @cached_property
+    def visit_error(self) -> float:
+        """That between visits of one configuration."""
+        usual = USUAL_VISIT_ERROR * self.scale
+        squares, degrees = PRIOR_VISITS * usual**2, float(PRIOR_VISITS)
+        for visited in self._repeated:
+            own = [t.estimate for t in visited if t.estimate and t.index not in self.in_bad_moments]
+            centers = [e.center - own[0].center for e in own]
+            inside = fmean(self.error_inside(e) ** 2 for e in own)
+            beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
+            squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
+        return math.sqrt(squares / degrees)
 
     def error_inside(self, found: Estimate) -> float:
         """The standard error of a visit's centre by the spread of its steps; of few steps mostly
@@ -56,32 +77,6 @@ class Visits:
         """The standard error of a visit as a measurement of its configuration."""
         return math.hypot(self.error_inside(found), self.visit_error)
 
-
-class Visited:
-    """Trials of a round, and what their visits say together; each is worked out once.
-
-    Args:
-        trials: they do not change any more.
-        scale: the difference of costs that is 100 %.
-    """
-
-    def __init__(self, trials: Sequence[Trial], scale: float = 1.0) -> None:
-        self.trials = trials
-        self.scale = scale
-
-    @cached_property
-    def visits(self) -> Visits:
-        """What visits of this job differ by."""
-        guess = Visits(USUAL_VISIT_ERROR * self.scale, self._step_spread)
-        squares, degrees = PRIOR_VISITS * guess.visit_error**2, float(PRIOR_VISITS)
-        for trials in _by_configuration(self.undisturbed).values():
-            own = [trial.estimate for trial in trials if trial.estimate]
-            centers = [e.center - own[0].center for e in own]
-            inside = fmean(guess.error_inside(e) ** 2 for e in own)
-            beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
-            squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
-        return Visits(math.sqrt(squares / degrees), guess.step_spread)
-
     @cached_property
     def undisturbed(self) -> list[Trial]:
         """Those that were not in a bad moment."""
@@ -93,21 +88,23 @@ class Visited:
         at another visit. Nothing makes a step faster by accident; but what is slow more often than
         not is slow."""
         found: set[int] = set()
-        for own in _by_configuration(self.trials).values():
+        for own in self._repeated:
             fastest = min(own, key=_center)
             limit = _center(fastest) + BAD_MOMENT * self.scale
-            errors = BAD_MOMENT_ERRORS * self._step_spread
+            errors = BAD_MOMENT_ERRORS * self.step_spread
             slow = [t for t in own if _center(t) > limit + errors * _wide(t, fastest)]
             if len(slow) <= len(own) - len(slow):
                 found |= {trial.index for trial in slow}
         return found
 
     @cached_property
-    def _step_spread(self) -> float:
-        """That of a typical visit: a pause in one of them says nothing of the others."""
-        found = [trial.estimate for trial in self.trials if trial.estimate]
-        known = [_spread(each) for each in found if each.count >= FEWEST_STEPS]
-        return median(known) if known else USUAL_STEP_SPREAD * self.scale
+    def _repeated(self) -> list[list[Trial]]:
+        """The measured trials of each configuration that has several."""
+        grouped: defaultdict[Configuration, list[Trial]] = defaultdict(list)
+        for trial in self.trials:
+            if trial.estimate:
+                grouped[trial.configuration].append(trial)
+        return [own for own in grouped.values() if len(own) > 1]
 
 
 def _wide(one: Trial, other: Trial) -> float:
@@ -122,11 +119,3 @@ def _center(trial: Trial) -> float:
 
 def _spread(found: Estimate) -> float:
     return found.standard_error * math.sqrt(found.count) / MEDIAN_INEFFICIENCY
-
-
-def _by_configuration(trials: Iterable[Trial]) -> dict[Configuration, list[Trial]]:
-    grouped: defaultdict[Configuration, list[Trial]] = defaultdict(list)
-    for trial in trials:
-        if trial.estimate:
-            grouped[trial.configuration].append(trial)
-    return grouped

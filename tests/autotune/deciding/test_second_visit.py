@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.deciding.second_visit import denied_once
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.statistics import Estimate
@@ -45,7 +46,7 @@ def asked(gain: float, *costs: tuple[int, float]) -> Configuration | None:
         for index, (channels, cost) in enumerate(costs)
     ]
     problem = Problem(SPACE, CANDIDATES, without=lambda _index: Model(gain))
-    return denied_once(trials, problem, min(cost for _, cost in costs))
+    return denied_once(Visits(trials), problem, min(cost for _, cost in costs))
 
 
 def test_a_level_that_is_promised_and_denied_once_is_visited_again() -> None:
@@ -66,4 +67,4 @@ def test_a_level_that_is_a_little_slower_than_promised_is_believed() -> None:
 
 def test_without_a_model_nothing_is_visited_again() -> None:
     trial = Trial(0, "search", CANDIDATES[3], "measured", Estimate(1.0, 0.01, 6))
-    assert denied_once([trial], Problem(SPACE, CANDIDATES), 0.0) is None
+    assert denied_once(Visits([trial]), Problem(SPACE, CANDIDATES), 0.0) is None

@@ -7,7 +7,7 @@ import random
 from statistics import fmean, median, variance
 
 from bagua_autotune.deciding.decision import Ending, why_search_ends
-from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS, least_shown
+from bagua_autotune.measuring.confirmation import least_shown
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Trial
@@ -16,11 +16,13 @@ from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.search.random import RandomSearcher
 from bagua_wire.configuration import Configuration
-from tests.autotune.support import make_spec, peaked
+from tests.autotune.support import known_visits, make_spec, peaked
 
 SPEC = make_spec()
 BASELINE = Configuration(SPEC.default_configuration)
 CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
+# Nothing differs: a confirmation shows whatever matters.
+QUIET = known_visits(0.0, 0.0)
 
 
 def search(
@@ -39,7 +41,7 @@ def search(
         for trial in trials:
             assert trial.estimate is not None
             searcher.tell(trial.configuration, trial.estimate.center, trial.estimate.standard_error)
-        if trials and why_search_ends(trials, problem, searcher, limits):
+        if trials and why_search_ends(trials, problem, searcher, limits, QUIET):
             return trials
         asked = searcher.ask()
         cost = math.log(peaked(asked)) + drift * len(trials) + rng.gauss(0, error)
@@ -72,7 +74,7 @@ def ends(
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
     lowest: float = 0.0,
-    least_shown: float = GAIN_THAT_MATTERS,
+    visits: Visits = QUIET,
 ) -> Ending | None:
     """Why a search ends whose next trial is expected to gain so much and to be so slow, after
     so many that were as fast as the first, but for the last one."""
@@ -92,7 +94,7 @@ def ends(
         trials.append(Trial(index, "search", candidate, "measured", Estimate(cost, 0.01, 8)))
     problem = Problem(SPEC.knobs, CANDIDATES)
     limits = Limits(remaining_steps=remaining_steps)
-    return why_search_ends(trials, problem, searcher, limits, trial_steps, most_gain, least_shown)
+    return why_search_ends(trials, problem, searcher, limits, visits, trial_steps, most_gain)
 
 
 def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> None:
@@ -125,10 +127,10 @@ def test_where_computing_hides_all_communication_the_first_trials_end_the_search
 
 def test_a_gain_that_the_job_s_noise_hides_ends_the_search_too() -> None:
     first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
-    noisy, quiet = (least_shown(Visits(0.01, spread)) for spread in (0.15, 0.02))
+    noisy, quiet = known_visits(0.01, 0.15), known_visits(0.01, 0.02)
 
-    def why(tried: int, shown: float, most_gain: float, lowest: float = 0.0) -> Ending | None:
-        return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest, least_shown=shown)
+    def why(tried: int, visits: Visits, most_gain: float, lowest: float = 0.0) -> Ending | None:
+        return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest, visits=visits)
 
     assert why(first, noisy, math.log(1.07)) is Ending.NOT_SHOWN
     assert why(first - 1, noisy, math.log(1.07)) is None, "it may be that computing gets faster"
@@ -139,7 +141,7 @@ def test_a_gain_that_the_job_s_noise_hides_ends_the_search_too() -> None:
 
 def test_what_is_said_to_be_shown_is_shown_by_a_confirmation() -> None:
     """A gain of that size excludes zero in most confirmations of full length, half of it in few."""
-    visits = Visits(0.02, 0.1)
+    visits = known_visits(0.02, 0.1)
     least = least_shown(visits)
     rng = random.Random(0)
 

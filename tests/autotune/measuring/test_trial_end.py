@@ -10,9 +10,10 @@ from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Purpose
 from bagua_autotune.model.statistics import Estimate, estimate
+from tests.autotune.support import known_visits
 
 LIMITS = Limits(trial_seconds=60.0)
-VISITS = Visits(visit_error=0.02, step_spread=0.03)
+VISITS = known_visits(0.02, 0.03)
 
 
 def costs(count: int, noise: float, seconds: float = 0.1) -> list[float]:
@@ -38,7 +39,7 @@ def test_the_first_trial_shows_what_steps_differ_by() -> None:
 
 
 def test_a_trial_ends_when_more_steps_say_less_than_another_visit_would() -> None:
-    quiet, noisy = Visits(0.02, 0.01), Visits(0.02, 0.1)
+    quiet, noisy = known_visits(0.02, 0.01), known_visits(0.02, 0.1)
     assert measure(costs(1, 0.001), purpose="search", visits=quiet) is not None
     assert measure(costs(1, 0.001), purpose="confirm", visits=quiet) is None
     assert measure(costs(2, 0.001), purpose="confirm", visits=quiet) is not None
@@ -61,7 +62,7 @@ def closings(
     found = []
     for _ in range(600):
         trial: list[float] = []
-        visits = Visits(0.015, noise)
+        visits = known_visits(0.015, noise)
         while (closed := measure(trial, limits, rival, 1.0, purpose, visits)) is None:
             trial.append(rng.gauss(0, noise))
         found.append(closed)
@@ -69,7 +70,7 @@ def closings(
 
 
 def coverage(found: list[Estimate], noise: float) -> float:
-    visits = Visits(0.0, noise)
+    visits = known_visits(0.0, noise)
     return fmean(abs(one.center) <= 1.96 * visits.error(one) for one in found)
 
 
@@ -111,7 +112,7 @@ def test_the_error_of_a_trial_that_is_closed_early_is_honest(level: float) -> No
 
 
 def test_time_closes_a_noisy_trial_but_not_a_single_step() -> None:
-    limits, noisy = Limits(trial_seconds=1.0), Visits(0.01, 0.3)
+    limits, noisy = Limits(trial_seconds=1.0), known_visits(0.01, 0.3)
     assert measure(costs(9, 0.3), limits, seconds=0.1, visits=noisy) is None
     assert measure(costs(10, 0.3), limits, seconds=0.1, visits=noisy) is not None
     assert measure(costs(1, 0.3), limits, seconds=10, visits=noisy) is None
@@ -122,7 +123,7 @@ RIVAL = Estimate(math.log(0.1), 0.002, 20)
 
 
 def test_a_clearly_worse_trial_is_closed_at_once_and_a_near_one_is_not() -> None:
-    noisy = Visits(0.001, 0.04)
+    noisy = known_visits(0.001, 0.04)
     assert measure([math.log(0.2)], rival=RIVAL, purpose="search", visits=noisy) is not None
     assert measure([math.log(0.108)], rival=RIVAL, purpose="search", visits=noisy) is None
     assert measure([math.log(0.08)], rival=RIVAL, purpose="search", visits=noisy) is None
@@ -167,13 +168,13 @@ def test_one_slow_step_of_four_is_an_outlier_where_others_show_it() -> None:
     found = [-1.19, -1.14, -0.6, -1.16]
     assert settled(found, visits=VISITS).outliers == 1
     assert settled(found, visits=None).outliers == 0  # four steps alone cannot tell
-    assert settled(found, visits=Visits(0.02, 0.2)).outliers == 0
+    assert settled(found, visits=known_visits(0.02, 0.2)).outliers == 0
 
 
 def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
     slow = [math.log(0.2) + wobble for wobble in (0.0, 0.004, -0.004, 0.002, -0.002)]
     for count in range(2, 6):
-        noisy = Visits(0.001, 0.5)
+        noisy = known_visits(0.001, 0.5)
         assert measure(slow[:count], rival=RIVAL, visits=noisy) is None
 
 
