@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.torch_private import reducer as torchs
 
 
@@ -22,10 +23,10 @@ class Setting:
     def of(self, model: DistributedDataParallel) -> Configuration:
         """With explicit buckets that fit ``model``, once its order is known; without what torch
         cannot cut for it."""
-        tunable = model._tunable
+        tunable = tunable_of(model)
         if not torchs.HAS_BUCKET_CAPS:
             return replace(self.configuration, first_bucket_bytes=0, last_bucket_bytes=0)
-        if tunable is None or not tunable.offer.has_explicit_buckets:
+        if not tunable.offer.has_explicit_buckets:
             return replace(self.configuration, last_bucket_bytes=0)
         if self.ends is None or not tunable.order_is_agreed:
             return self.configuration

@@ -15,6 +15,7 @@ from torch import nn
 import bagua_compat.torch_api as bagua
 from bagua_client import Configuration
 from bagua_client.communication import verdict
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_compat.torch_api.algorithms import Algorithm, AlgorithmImpl
 from bagua_compat.torch_api.bucket import BaguaBucket
 from tests.client.algorithms.small import loss_of
@@ -85,7 +86,9 @@ def _trained(is_cleared_late: bool) -> tuple[list[Any], list[Any], float]:
     wrapper = trained.bagua_ddp.wrapper
     for step in range(8):
         if step in (3, 6):
-            assert wrapper.reconfigure(Configuration(1) if step == 3 else wrapper._tunable.default)
+            assert wrapper.reconfigure(
+                Configuration(1) if step == 3 else tunable_of(wrapper).default
+            )
         if not is_cleared_late:
             ours.zero_grad()
         loss = loss_of(trained, dist.get_rank(), step)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from tests.client.comparison import difference, pair
 from tests.client.setting import Setting
 from tests.e2e.service import ServiceProcess
@@ -38,8 +39,7 @@ def _compare(backend: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     stock, ours = pair(_model().cuda(), process_group=dist.new_group(backend=backend))
     assert ours.reconfigure(ours.configuration)
-    tunable = ours._tunable
-    assert tunable is not None
+    tunable = tunable_of(ours)
     first_sizes = tunable.offer.values()["first_bucket_bytes"]
     choose = random.Random(1)
     for step in range(50):

@@ -19,6 +19,7 @@ from torch import nn
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.torch_private import reducer as torchs
 from tests.e2e.programs.training import batch, make_model
 from tests.e2e.service import ServiceProcess
@@ -75,8 +76,7 @@ def _run(most_steps: int) -> _Run:
             difference = max(difference, float((ours.grad - theirs.grad).abs().max()))
         if is_tuned and not model.is_tuning:
             is_tuned, most_steps = False, min(most_steps, 6)
-    assert model._tunable is not None
-    layout = model._tunable.layout
+    layout = tunable_of(model).layout
     buckets = [len(bucket) for bucket in layout.partition]
     return _Run(model.configuration, difference, layout.digest, buckets, told)
 

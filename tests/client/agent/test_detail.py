@@ -59,7 +59,7 @@ def _tuning(url: str, find_unused: bool, mark_seconds: float) -> Seen:
             seen.reset_mock()
             spans = agent.measurement.spans
             is_measured = bool(spans) and spans[-1].is_in_force
-            trial, values = agent._trial, model.configuration.values
+            trial, values = spans[-1].trial if spans else None, model.configuration.values
             model(torch.ones(1, 16)).sum().backward()
             if is_measured:
                 found.append((trial, values, seen.called))

@@ -57,13 +57,6 @@ def _other_steps(
                 break
             for parameter in (*stock.parameters(), *ours.parameters()):
                 parameter.data.sub_(parameter.grad, alpha=0.05)  # type: ignore[arg-type]
-        lost = sorted(v for flat in own._lost._flats.values() for v in flat.tolist())
-        if lost != sorted(v for flat in theirs.error_dict.values() for v in flat.tolist()):
-            wrong.append(f"rank {rank}: the error")
-        starts = sorted(v for flat in own._starts._kept._flats.values() for v in flat.tolist())
-        kept = sorted(v for flat in theirs.q_memory_dict.values() for v in flat.tolist())
-        if given.get("warm_start", True) and starts != kept:
-            wrong.append(f"rank {rank}: Q")
         if own.state.compression_stats() != theirs.compression_stats() or own.state.iter != STEPS:
             wrong.append(f"rank {rank}: the statistics")
         assert 0 < theirs.compression_stats()[2] < theirs.compression_stats()[1]

@@ -20,6 +20,7 @@ import bagua_client
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import verdict
 from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.layout import describe
 from bagua_client.torch_private import reducer as torchs
 from bagua_wire.configuration import described
@@ -69,7 +70,7 @@ def _train(path: str | None, options: dict[str, Any], stock: bool = False) -> di
             optimizer.zero_grad()
             each(inputs).square().mean().backward()
             optimizer.step()
-        partition = model._tunable.layout.partition if model._tunable else ()
+        partition = tunable_of(model).layout.partition
         seen.append((model.configuration, [len(bucket) for bucket in partition]))
     pairs = zip(plain.parameters(), twin.module.parameters(), strict=True)
     logger.removeHandler(handler)
@@ -78,8 +79,7 @@ def _train(path: str | None, options: dict[str, Any], stock: bool = False) -> di
         "difference": max((a - b).abs().max().item() for a, b in pairs),
         "lines": [line for line in lines if line.startswith("BAGUA_CONFIGURATION")],
         "tuning": str(model.tuning),
-        "threads": model._agent is not None,
-        "attached": model._tunable is not None and model._tunable.is_attached,
+        "attached": tunable_of(model).is_attached,
     }
 
 
@@ -90,7 +90,6 @@ def _trained(ranks: RankPool, path: Path, document: Any, **options: Any) -> list
         assert other["seen"] == first["seen"]
     for each in (first, *others):
         assert each["difference"] < 2e-6
-        assert not each["threads"]
         assert not each["attached"]
         assert each["tuning"] == "off: BAGUA_AUTOTUNE=1 is not set"
     return [first, *others]

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -55,6 +56,11 @@ def wait_for(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
+
+
+def _has_ended() -> bool:
+    """Whether no reporter's thread runs any more."""
+    return all(thread.name != "bagua-reporter" for thread in threading.enumerate())
 
 
 def command_of(reporter: Reporter) -> dict[str, Any]:
@@ -160,7 +166,7 @@ def test_a_job_that_ended_and_was_forgotten_is_not_registered_anew(start: Start)
         command_of(reporter)
         service.forget()
         reporter.close(60.0)
-        assert not reporter._thread.is_alive()
+        wait_for(_has_ended)
         assert service.refused == 1
         assert len(service.bodies("PUT")) == 1
 
@@ -304,7 +310,7 @@ def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start:
         tuned(reporter)
         service.refuses["ended"] = 503
         reporter.close(60.0)
-        wait_for(lambda: not reporter._thread.is_alive())
+        wait_for(_has_ended)
 
 
 def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
@@ -499,7 +505,7 @@ def test_a_fork_of_the_training_uses_nothing_of_the_reporter(start: Start) -> No
     """Whatever lock the reporter's thread held when a DataLoader forked, nobody opens it there."""
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
-        wait_for(lambda: reporter._conversation._commanded == 0)
+        wait_for(lambda: reporter.has_command)
         with reporter._inbox._changed, reporter._command_lock:
             child = os.fork()
             if child == 0:

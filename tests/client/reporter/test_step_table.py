@@ -60,7 +60,9 @@ def test_steps_of_which_a_rank_tells_nothing_are_not_kept_for_ever(
     table = StepTable(2)
     for first in range(0, 960, 32):
         assert _add(table, 0, (first, [0.1] * 32), (0, [])) == []
-    assert len(table._rows) == FEWEST_WAITING_STEPS
+    oldest = 960 - FEWEST_WAITING_STEPS
+    assert _add(table, 0, (960, []), (oldest - 1, [0.1])) == []
+    assert _add(table, 0, (960, []), (oldest, [0.1])) == [StepTimes(oldest, [0.1, 0.1])]
     assert _add(table, 0, (960, []), (959, [0.1])) == [StepTimes(959, [0.1, 0.1])]
 
 

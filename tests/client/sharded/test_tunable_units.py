@@ -7,6 +7,7 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,33 +24,21 @@ from tests.ranks import RankPool
 MERGES = pytest.mark.skipif(bool(why_not()), reason=f"units that travel as one: {why_not()}")
 
 
-class _Counted:
-    """Counts the gathers and reductions of a model."""
-
-    def __init__(self, model: Any) -> None:
-        self.gathers = self.scatters = 0
-        carried = tunable_of(model)._held.traffic
-        gather, scatter = carried.gather, carried.scatter
-        carried.gather = lambda *args: self._count("gathers", gather, args)
-        carried.scatter = lambda *args: self._count("scatters", scatter, args)
-
-    def _count(self, what: str, call: Any, args: Any) -> Any:
-        setattr(self, what, getattr(self, what) + 1)
-        return call(*args)
-
-
 def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     kind, found = Kind(), []
     model: Any = bagua_client.tune(sharded(kind))
     train(model, kind, {}, 1)
     tunable_of(model).attach()
     train(model, kind, {}, 3)
-    counted = _Counted(model)
+    seen: Any = tunable_of(model).observation
+    seen.gather_begins = gathers = mock.Mock(wraps=seen.gather_begins)
+    seen.scatter_begins = scatters = mock.Mock(wraps=seen.scatter_begins)
     for change in changes:
         assert model.reconfigure(replace(tunable_of(model).default, **change))
-        counted.gathers = counted.scatters = 0
+        gathers.reset_mock()
+        scatters.reset_mock()
         train(model, kind, {}, 1)
-        found.append((counted.gathers, counted.scatters))
+        found.append((gathers.call_count, scatters.call_count))
     return found
 
 
@@ -118,10 +107,10 @@ def _accumulating_copies() -> tuple[int, int, str]:
         train(model, kind, {}, 1)
     tunable = tunable_of(models[1])
     tunable.attach()
-    before = tunable._steps
-    for model in models:
-        train(model, kind, {}, 3)
-    seen = tunable._steps - before
+    with mock.patch.object(tunable.listener, "reduced") as reduced:
+        for model in models:
+            train(model, kind, {}, 3)
+    seen = reduced.call_count
     for model in models:
         model.set_requires_all_reduce(False)
         model(torch.ones(2, 9)).square().mean().backward()
@@ -130,7 +119,7 @@ def _accumulating_copies() -> tuple[int, int, str]:
         train(model, kind, {}, 2)
     one, other = (state_of(model) for model in models)
     differing = [name for name in one if not torch.equal(one[name], other[name])]
-    return seen, len(tunable._held.settings._merged.leading), ", ".join(differing)
+    return seen, len(tunable.layout.partition), ", ".join(differing)
 
 
 @MERGES
@@ -153,7 +142,7 @@ def _merged_after(breaks: bool) -> int:
     train(model, Kind(), {}, 2)
     assert model.reconfigure(replace(tunable.default, bucket_bytes=5000))
     train(model, Kind(), {}, 1)
-    return len(tunable._held.settings._merged.leading)
+    return len(tunable.layout.partition)
 
 
 @pytest.mark.skipif(
@@ -175,7 +164,7 @@ def _set_apart() -> tuple[int, int]:
     for bucket_bytes in (5000, 360, 5000):
         assert model.reconfigure(replace(tunable.default, bucket_bytes=bucket_bytes))
         train(model, Kind(), {}, 1)
-        found.append(len(tunable._held.settings._merged.leading))
+        found.append(len(tunable.layout.partition))
         if bucket_bytes == 360:
             model.blocks[1].set_reshard_after_backward(False, recurse=False)
     return found[0], found[-1]
@@ -211,7 +200,8 @@ def test_what_the_training_sets_later_is_what_a_change_goes_back_to(two_ranks: R
 
 
 def _goes_on() -> tuple[int, int]:
-    """How many backward passes were seen after one that broke; how many passes are remembered."""
+    """How many backward passes were seen after one that broke; how many units communicate after a
+    change, which waits for passes that are still to come back."""
     model: Any = bagua_client.tune(sharded(Kind()))
     train(model, Kind(), {}, 1)
     tunable = tunable_of(model)
@@ -229,18 +219,19 @@ def _goes_on() -> tuple[int, int]:
     broken.remove()
     model.reset_iter_state()
     model.zero_grad()
-    before = tunable._steps
-    train(model, Kind(), {}, 5)
-    return tunable._steps - before, len(tunable._passes._held)
+    with mock.patch.object(tunable.listener, "reduced") as reduced:
+        train(model, Kind(), {}, 5)
+    del loss
+    assert model.reconfigure(replace(tunable.default, bucket_bytes=5000))
+    train(model, Kind(), {}, 1)
+    return reduced.call_count, len(tunable.layout.partition)
 
 
 @pytest.mark.skipif(
     not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 does not recover"
 )
 def test_after_a_backward_pass_that_broke_steps_are_seen_again(two_ranks: RankPool) -> None:
-    for seen, held in two_ranks.run(_goes_on):
-        assert seen == 5
-        assert held <= 2
+    assert two_ranks.run(_goes_on) == [(5, 2)] * 2
 
 
 def _untouched() -> list[tuple[int, int, int]]:

@@ -121,7 +121,7 @@ def train(
                 optimizer.zero_grad()
                 losses.append(loss.item())
                 if model is ours:
-                    now = ours._tunable.layout.configuration
+                    now = tunable_of(ours).layout.configuration
                     _follow(twin, now)
             if losses[0] != losses[1] and not differing:
                 differing = f"step {step}: {losses}"
