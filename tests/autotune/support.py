@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import event, select
+from sqlalchemy.pool import Pool
 
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, JobSpec
@@ -107,6 +108,24 @@ class Clock:
         return self.now
 
 
+class Later:
+    """Decisions are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[], object]] = {}
+
+    def start(self, key: str, work: Callable[[], object]) -> None:
+        self.waiting.setdefault(key, work)
+
+    def is_busy(self, key: str) -> bool:
+        return key in self.waiting
+
+    def finish(self) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for work in waiting.values():
+            work()
+
+
 def stored_jobs(store: Store) -> list[Job]:
     """All that can be read, newest first, those of earlier lives among them."""
     query = select(JobRow.id).order_by(JobRow.created_at.desc(), JobRow.id)
@@ -114,10 +133,10 @@ def stored_jobs(store: Store) -> list[Job]:
 
 
 @contextmanager
-def counting(store: Store) -> Iterator[list[str]]:
+def counting() -> Iterator[list[str]]:
     """The statements that SQLite runs in the block, what begins and ends transactions among
     them."""
-    engine, found = store.database._engine, []
+    found: list[str] = []
 
     def lent(connection: Any, _record: Any, _proxy: Any) -> None:
         connection.set_trace_callback(found.append)
@@ -125,10 +144,10 @@ def counting(store: Store) -> Iterator[list[str]]:
     def returned(connection: Any, _record: Any) -> None:
         connection.set_trace_callback(None)
 
-    event.listen(engine, "checkout", lent)
-    event.listen(engine, "checkin", returned)
+    event.listen(Pool, "checkout", lent)
+    event.listen(Pool, "checkin", returned)
     try:
         yield found
     finally:
-        event.remove(engine, "checkout", lent)
-        event.remove(engine, "checkin", returned)
+        event.remove(Pool, "checkout", lent)
+        event.remove(Pool, "checkin", returned)

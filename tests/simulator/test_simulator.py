@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bagua_autotune.model.knobs import SPACE, check_configuration
 from bagua_simulator import Simulator, Workload
 from bagua_simulator.collectives import reduction
-from bagua_simulator.simulator import LAUNCH_SECONDS
+from bagua_simulator.simulator import LAUNCH_SECONDS, Layouts
 from tests.simulator.jobs import (
     CONFIGURATIONS,
     MIB,
@@ -119,7 +119,7 @@ def test_a_profile_is_possible(knobs: Knobs, noise: float, seed: int) -> None:
 def test_a_quiet_profile_is_the_step_itself(knobs: Knobs) -> None:
     profile = SIMULATOR.profile(knobs)
     assert profile.step_seconds == pytest.approx(SIMULATOR.step_seconds(knobs))
-    buckets = SIMULATOR._layouts.cut(knobs)
+    buckets = Layouts(SIMULATOR.workload.tensors).cut(knobs)
     for bucket, timing in zip(buckets, profile.buckets, strict=True):
         assert timing.started_seconds >= profile.ready_seconds[bucket.last]
 

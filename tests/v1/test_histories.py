@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from bagua_autotune.store import Store
 from bagua_v1.family import Family, Grant, Window
 from bagua_v1.hyperparameters import to_wire
-from tests.autotune.support import stored_jobs
-from tests.v1.worker import MIB, Later, Worker, addresses, tuning
+from tests.autotune.support import Later, stored_jobs
+from tests.v1.worker import MIB, Worker, addresses, tuning
 
 pytestmark = pytest.mark.slow
 

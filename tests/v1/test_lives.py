@@ -12,7 +12,8 @@ from sqlalchemy import delete
 from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
-from tests.autotune.support import stored_jobs
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import Clock, stored_jobs
 from tests.v1.worker import (
     BEST,
     MIB,
@@ -65,14 +66,15 @@ def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
 
 def test_a_run_that_was_paused_for_long_goes_on(store):
     """Its ranks may run a slow trial; they are never left at it."""
-    service = tuning(store, searcher="bayesian")
+    clock = Clock()
+    service = tuning(store, searcher="bayesian", clock=clock)
     workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
     enter(workers)
     for iteration in range(100, 1500, 100):
         cycle(workers, iteration)
     (job,) = stored_jobs(store)
-    service._clock.now += 2 * SILENT_SECONDS
-    service._tuner.leases.look()
+    clock.now += 2 * SILENT_SECONDS
+    Tuner(store, clock=clock).leases.look()
     assert store.jobs.get(job.id).phase == "lost"
     for iteration in range(1500, 20_000, 100):
         cycle(workers, iteration)

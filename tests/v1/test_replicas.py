@@ -92,7 +92,7 @@ def test_a_pair_is_two_statements_while_nothing_is_tuned(store: Store) -> None:
     rank.ask(0)
     for iteration in (100, 200):
         rank.speed *= 2  # it has not settled
-        with counting(store) as statements:
+        with counting() as statements:
             rank.report(iteration)
             rank.ask(iteration)
     assert [statement.split()[:2] for statement in statements] == [["UPDATE", "families"]] * 2

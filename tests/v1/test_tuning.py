@@ -15,12 +15,11 @@ from bagua_autotune.store import Store
 from bagua_v1.directory import NotRegistered
 from bagua_v1.hyperparameters import tensor, to_configuration
 from bagua_v1.tuning import RankOutsideWorld, Trials
-from tests.autotune.support import make_spec, stored_jobs
+from tests.autotune.support import Later, make_spec, stored_jobs
 from tests.v1.worker import (
     BEST,
     MIB,
     TENSORS,
-    Later,
     Wire,
     Worker,
     cycle,

@@ -23,33 +23,16 @@ Wire = dict[str, Any]
 Speed = Callable[[int, Wire], float]
 
 
-class Later:
-    """Decisions are made when the test says so."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[], object]] = {}
-
-    def start(self, key: str, work: Callable[[], object]) -> None:
-        self.waiting.setdefault(key, work)
-
-    def is_busy(self, key: str) -> bool:
-        return key in self.waiting
-
-    def finish(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for work in waiting.values():
-            work()
-
-
 def tuning(
     store: Store,
     world_size: int | None = 2,
     searcher: str = "random",
     background: Background | None = None,
     default_bucket_bytes: int = 10 * MIB,
+    clock: Clock | None = None,
 ) -> BaguaTuning:
     """Searching at random where the search does not matter: it takes no time."""
-    clock = Clock()
+    clock = clock or Clock()
     tuner = Tuner(store, searcher, clock=clock, background=background or AtOnce())
     return BaguaTuning(tuner, QUICK, world_size, default_bucket_bytes, clock)
 

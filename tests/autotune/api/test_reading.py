@@ -154,7 +154,7 @@ def test_an_export_has_a_line_for_a_step_and_is_sent_while_it_is_made(app: Flask
 def test_trials_are_listed_without_the_tensors(app: Flask, store: Store) -> None:
     client = app.test_client()
     client.put(JOB, json=registration())
-    with counting(store) as statements:
+    with counting() as statements:
         assert client.get(f"{JOB}/trials.csv").text.startswith("index,bucket_bytes,")
     assert statements
     assert not any("tensors" in statement for statement in statements)

@@ -19,9 +19,10 @@ from bagua_autotune.metrics.jobs import (
 from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation, Trial
 from bagua_autotune.store import Store
+from bagua_autotune.store.jobs import Contact
 from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Summaries
+from bagua_autotune.views import JobSum, Summaries
 from bagua_wire.configuration import Configuration
 from tests.autotune.metrics.scraping import of, parsed
 from tests.autotune.store.samples import RESULT
@@ -40,6 +41,20 @@ class Clock:
         return self.now
 
 
+class Read(Summaries):
+    """Notes the jobs that are read, each of which takes so many seconds."""
+
+    def __init__(self, store: Store, stopwatch: Clock) -> None:
+        super().__init__(store)
+        self.jobs: list[str] = []
+        self.seconds, self._stopwatch = 0.0, stopwatch
+
+    def of(self, contact: Contact) -> JobSum:
+        self.jobs.append(contact.id)
+        self._stopwatch.now += self.seconds
+        return super().of(contact)
+
+
 class Scene:
     """The jobs of a store, a clock, and scrapes of them."""
 
@@ -48,7 +63,8 @@ class Scene:
         self.store = store
         self.steps = StepHistograms()
         self.tuner = Tuner(store, "random", [], self.clock)
-        self.jobs = Jobs(store, Summaries(store), self.steps, self.clock, self.stopwatch)
+        self.read = Read(store, self.stopwatch)
+        self.jobs = Jobs(store, self.read, self.steps, self.clock, self.stopwatch)
 
     def add(self, job_id: str, **changes: object) -> None:
         self.tuner.register(job_id, make_spec(**{"name": job_id, **changes}))
@@ -104,18 +120,15 @@ def test_a_job_leaves_as_it_is_taken_for_gone_and_comes_back(scene: Scene) -> No
     assert of(parsed(scene.scrape()), "job_state")["job", "tuning"] == 1
 
 
-def test_only_what_changed_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_changed_is_read_again(scene: Scene) -> None:
     for job in ("one", "two"):
         scene.add(job)
-    reads: list[str] = []
-    read = scene.jobs._read
-    monkeypatch.setattr(scene.jobs, "_read", lambda c: reads.append(c.id) or read(c))
     first = scene.scrape()
-    assert sorted(reads) == ["one", "two"]
+    assert sorted(scene.read.jobs) == ["one", "two"]
     assert scene.scrape() == first
     scene.tuner.observe("two", 0, [Observation(1, (0.1,) * 4)])
     assert scene.scrape() != first
-    assert reads[2:] == ["two"]
+    assert scene.read.jobs[2:] == ["two"]
 
 
 def test_steps_counted_after_the_scrape_of_their_revision_are_told(scene: Scene) -> None:
@@ -135,8 +148,11 @@ def test_what_left_the_exposition_leaves_the_memory(scene: Scene) -> None:
         scene.tuner.take_event(f"job{number}", Event("ended"))
     scene.clock.now += ENDED_SECONDS + 1
     assert scene.names() == set()
-    assert not scene.jobs._made
     assert not scene.steps.job_ids()
+    scene.read.jobs.clear()
+    scene.clock.now -= 1  # nothing else has changed
+    assert len(scene.told()) == 3
+    assert len(scene.read.jobs) == 3
 
 
 def test_histograms_are_bounded_without_scrapes(scene: Scene) -> None:
@@ -151,17 +167,7 @@ def test_histograms_are_bounded_without_scrapes(scene: Scene) -> None:
 def test_a_scrape_has_a_budget_and_the_rest_comes_next(scene: Scene) -> None:
     for number in range(5):
         scene.add(f"job{number}")
-
-    def slow_reads(seconds: float) -> None:
-        read = Jobs._read
-
-        def slow(contact: object) -> object:
-            scene.stopwatch.now += seconds
-            return read(scene.jobs, contact)
-
-        scene.jobs._read = slow
-
-    slow_reads(NEW_BUDGET_SECONDS / 2)
+    scene.read.seconds = NEW_BUDGET_SECONDS / 2
     told = [len(scene.told()) for _ in range(3)]
     assert told == [3, 5, 5]
     # What is not read in time keeps its old text, but its state, its last word and its steps are
@@ -170,7 +176,7 @@ def test_a_scrape_has_a_budget_and_the_rest_comes_next(scene: Scene) -> None:
     for number in range(5):
         scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
         scene.steps.observe(scene.store.jobs.get(f"job{number}"), [Observation(1, (0.1,) * 4)])
-    slow_reads(CHANGED_BUDGET_SECONDS * 0.7)
+    scene.read.seconds = CHANGED_BUDGET_SECONDS * 0.7
     counts = []
     for _ in range(4):
         found = parsed(scene.scrape())

@@ -51,11 +51,11 @@ def kinds(statements: list[str]) -> list[str]:
 def test_a_report_is_one_writing_transaction(client: FlaskClient, store: Store) -> None:
     client.put(JOB, json=registration())
     report(client, 1, 1)
-    with counting(store) as found:
+    with counting() as found:
         report(client, 2, 2)
     assert kinds(found) == ["BEGIN", "UPDATE", "SELECT", "SELECT", *["INSERT"] * 2, "COMMIT"]
     assert found[0] == "BEGIN IMMEDIATE"
-    with counting(store) as found:
+    with counting() as found:
         report(client, 2, 2)
     assert kinds(found) == ["BEGIN", "UPDATE", "SELECT", "SELECT", "COMMIT"], "told before"
 
@@ -64,7 +64,7 @@ def test_a_report_is_one_writing_transaction(client: FlaskClient, store: Store) 
 def test_a_report_reads_no_values_of_ranks(client: FlaskClient, store: Store, ranks: int) -> None:
     client.put(JOB, json=registration(world_size=ranks, ranks_per_node=[ranks]))
     report(client, 1, 3, ranks)
-    with counting(store) as found:
+    with counting() as found:
         report(client, 4, 1, ranks)
     assert not [s for s in found if s.startswith("SELECT") and "values" in s]
     assert len(found) == 6
@@ -75,7 +75,7 @@ def test_a_poll_reads_one_row_and_changes_nothing(client: FlaskClient, store: St
     told = report(client, 1, 2)
     before = store.jobs.contact("job")
     assert report(client, 0, 0) == told
-    with counting(store) as found:
+    with counting() as found:
         assert report(client, 0, 0) == told
     assert kinds(found) == ["SELECT"]
     assert "trials" not in found[0]

@@ -19,8 +19,10 @@ from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
+from bagua_autotune.views import Overviews, Summaries, every_trial
+from bagua_autotune.views import summary as module
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
+from bagua_autotune.views.reading import Reading
 from tests.autotune.support import Ranks, counting, peaked
 from tests.autotune.views.jobs import SPEC, run
 
@@ -33,22 +35,15 @@ class Clock:
         return self.now
 
 
-class SlowSummaries(Summaries):
-    """Each one made takes 60 % of a list's budget."""
-
-    def __init__(self, store: Store, now: list[float]) -> None:
-        super().__init__(store)
-        self._now = now
-
-    def _make(self, job_id: str) -> JobSum:
-        self._now[0] += 0.6 * LIST_BUDGET_SECONDS
-        return super()._make(job_id)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def tuner() -> Iterator[Tuner]:
+def tuner(clock: Clock) -> Iterator[Tuner]:
     store = Store("sqlite://")
-    yield Tuner(store, clock=Clock())
+    yield Tuner(store, clock=clock)
     store.close()
 
 
@@ -70,11 +65,11 @@ def test_a_job_that_was_just_registered_can_be_looked_at(
 
 
 def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
-    tuner: Tuner, overviews: Overviews
+    tuner: Tuner, overviews: Overviews, clock: Clock
 ) -> None:
     """Not from the registration: until its first steps a training loads its model."""
     tuner.register("job", SPEC)
-    tuner._clock.now += 600.0  # type: ignore[attr-defined]
+    clock.now += 600.0
     run(tuner, Ranks(noise=0.005))
     first = overviews.overview("job").job
     trials = tuner.store.trials.of("job")
@@ -239,17 +234,23 @@ def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
         tuner.register(f"job{number}", SPEC)
     first = overviews.job_list().jobs
     assert [summary.id for summary in first] == [f"job{n}" for n in reversed(range(20))]
-    with counting(tuner.store) as statements:
+    with counting() as statements:
         assert overviews.job_list().jobs == first
     assert len([s for s in statements if s.startswith("SELECT")]) == 1
     assert not any("tensors" in statement for statement in statements)
 
 
-def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
-    now = [0.0]
-    overviews = Overviews(
-        tuner.store, summaries=SlowSummaries(tuner.store, now), stopwatch=lambda: now[0]
-    )
+def test_a_list_has_a_budget_and_the_rest_comes_next(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, make_totals = [0.0], module.make_totals
+
+    def slow(reading: Reading) -> module.Totals:
+        now[0] += 0.6 * LIST_BUDGET_SECONDS
+        return make_totals(reading)
+
+    monkeypatch.setattr(module, "make_totals", slow)
+    overviews = Overviews(tuner.store, stopwatch=lambda: now[0])
     jobs = [f"job{number}" for number in range(6)]
     for job_id in jobs:
         tuner.register(job_id, SPEC)
@@ -285,7 +286,7 @@ def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
 
 def test_an_overview_is_of_one_moment(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(noise=0.005), trials=2)
-    with counting(tuner.store) as statements:
+    with counting() as statements:
         overviews.overview("job")
     # Which revision it is; then all that is shown of it.
     assert (statements[0], statements.count("BEGIN"), statements.count("COMMIT")) == ("BEGIN", 2, 2)
@@ -303,10 +304,12 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     assert [summary.id for summary in overviews.job_list().jobs] == ["job"]
 
 
-def test_times_are_those_of_the_last_contact(tuner: Tuner, overviews: Overviews) -> None:
+def test_times_are_those_of_the_last_contact(
+    tuner: Tuner, overviews: Overviews, clock: Clock
+) -> None:
     run(tuner, Ranks(noise=0.005), trials=3)
     before = overviews.overview("job").job.progress
-    tuner._clock()  # time passes, and nobody is heard of
+    clock()  # time passes, and nobody is heard of
     assert overviews.overview("job").job.progress == before
     assert overviews.overview("job").job.progress == tuner.status("job").progress
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 from sqlalchemy import bindparam, event, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool
 
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
@@ -84,12 +86,15 @@ def test_a_view_stays_as_it_was_when_it_was_opened(store: Store, job: str) -> No
 
 
 def test_what_is_read_together_is_one_view(store: Store, job: str) -> None:
-    lent = []
-    event.listen(store.database._engine, "checkout", lambda *_: lent.append(1))
-    with store.database.reading():
+    lent = mock.Mock(return_value=None)
+    event.listen(Pool, "checkout", lent)
+    try:
         with store.database.reading():
-            assert store.jobs.get(job).id == job
-        assert store.jobs.contact(job).id == job
-    assert len(lent) == 1
-    store.jobs.get(job)
-    assert len(lent) == 2
+            with store.database.reading():
+                assert store.jobs.get(job).id == job
+            assert store.jobs.contact(job).id == job
+        assert lent.call_count == 1
+        store.jobs.get(job)
+        assert lent.call_count == 2
+    finally:
+        event.remove(Pool, "checkout", lent)

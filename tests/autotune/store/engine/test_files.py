@@ -134,6 +134,6 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
         return opened
 
     store.close()  # its connections; the next transaction opens one
-    monkeypatch.setattr(store.database._engine.dialect.dbapi, "connect", replace)
+    monkeypatch.setattr("sqlite3.dbapi2.connect", replace)
     with pytest.raises(FileLost, match="replaced"):
         store.check()

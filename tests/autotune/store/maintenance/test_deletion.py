@@ -23,7 +23,7 @@ from bagua_autotune.store.maintenance import retention
 from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.samples import FIRST, PROFILE
-from tests.autotune.support import make_spec, stored_jobs
+from tests.autotune.support import Later, make_spec, stored_jobs
 
 
 def make_job(store: Store, job_id: str, at: float, *, has_ended: bool = False) -> None:
@@ -108,9 +108,12 @@ def test_of_two_replicas_one_deletes_it(store: Store) -> None:
 
 def test_a_decision_about_a_job_that_was_just_deleted_is_none(store: Store) -> None:
     """Another replica deleted it while this one began to decide."""
-    tuner = Tuner(store)
+    later = Later()
+    tuner = Tuner(store, background=later)
     tuner.register("job", make_spec())
+    tuner.take_event("job", Event("switched", 0, 1))
+    assert later.is_busy("job")
     delete_training(store, "job", force=True)
-    tuner._decisions.start("job")
+    later.finish()
     with pytest.raises(UnknownJob):
         tuner.ask("job")
