@@ -14,7 +14,7 @@ from typing import Any
 
 from flask import Flask
 
-from bagua_autotune.api import admission, errors, health, page, refusals, teams, v2
+from bagua_autotune.api import admission, errors, health, page, teams, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.metrics.siblings import Siblings
@@ -46,7 +46,6 @@ def create_app(
     errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     admission.install(app, settings)
-    refusals.install(app)
     teams.install(app, store)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())

@@ -14,12 +14,15 @@ import ipaddress
 import logging
 import math
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Flask, abort, g, request
+from flask import Flask, Response, abort, g, request
 from pydantic import SecretStr
 from werkzeug.exceptions import HTTPException
 
@@ -33,6 +36,11 @@ GUARDED = "/api/"
 BEARER = b"Bearer "
 OWN_PAGE = ("same-origin", "none")  # none: a typed address, or a bookmark
 LONGEST_SHOWN = 100
+# Of refusals, between two lines. Of so many addresses the count is kept, and so many are named.
+TOLD_SECONDS = 60.0
+MOST_ADDRESSES = 1000
+MOST_NAMED = 5
+OTHERS = "further addresses"
 # Between two lines that the previous token is still used.
 QUIET_SECONDS = 3600.0
 
@@ -42,7 +50,13 @@ def install(app: Flask, settings: Settings) -> None:
     # On a network the token is enough, and the service may have any name.
     names = _names(settings) if settings.is_loopback or not settings.token else None
     tokens = [token for token in (settings.token, settings.previous_token) if token]
-    previous = _PreviousToken()
+    previous, refusals = _PreviousToken(), Refusals()
+
+    @app.after_request
+    def _count(response: Response) -> Response:
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            refusals.count(request.remote_addr or "?")
+        return response
 
     @app.before_request
     def _check() -> None:
@@ -132,6 +146,50 @@ def _is_followed_link() -> bool:
         "document",
     )
     return is_whole_page and request.method in ("GET", "HEAD")
+
+
+class Refusals:
+    """Requests whose token is refused: logs the first at once, and then once in a while how many
+    there were since, and from where.
+
+    Args:
+        quiet_seconds: between two lines.
+    """
+
+    def __init__(self, quiet_seconds: float = TOLD_SECONDS) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._is_quiet = False
+
+    def count(self, address: str) -> None:
+        """Count a refusal of a request from this address."""
+        with self._lock:
+            if address not in self._counts and len(self._counts) >= MOST_ADDRESSES:
+                address = OTHERS
+            self._counts[address] += 1
+            if not self._is_quiet:
+                self._tell()
+
+    def _after_a_while(self) -> None:
+        with self._lock:
+            self._is_quiet = False
+            if self._counts:
+                self._tell()
+
+    def _tell(self) -> None:
+        named = self._counts.most_common(MOST_NAMED)
+        rest = self._counts.total() - sum(count for _, count in named)
+        told = [f"{count} from {address}" for address, count in named]
+        told += [f"{rest} from others"] if rest else []
+        logger.warning(
+            "refused requests without a token that this service takes: %s", ", ".join(told)
+        )
+        self._counts.clear()
+        self._is_quiet = True
+        later = threading.Timer(self._quiet_seconds, self._after_a_while)
+        later.daemon = True
+        later.start()
 
 
 class _PreviousToken:

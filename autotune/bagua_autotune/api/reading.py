@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 from flask import Blueprint, Response, abort, request
+from pydantic import BaseModel
 
 from bagua_autotune import views
-from bagua_autotune.api.answers import answer, answer_if_changed, download
 from bagua_autotune.api.errors import failure, query_number
 from bagua_autotune.api.export import job_json, trials_csv
 from bagua_autotune.api.openapi import document
@@ -18,6 +19,7 @@ from bagua_autotune.views.lists import MOST_LISTED
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
 JOBS_LISTED = 100
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def add_routes(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
@@ -112,3 +114,25 @@ def _page() -> tuple[int, str | None]:
 
 def _trial() -> int | None:
     return query_number("trial", 0, 2**31 - 1)
+
+
+def answer(message: BaseModel, status: int = 200) -> Response:
+    """The message as JSON."""
+    return Response(message.model_dump_json(), status, content_type="application/json")
+
+
+def answer_if_changed(message: BaseModel) -> Response:
+    """The message as JSON; 304 if the client already has this version (``If-None-Match``)."""
+    response = answer(message)
+    response.cache_control.no_cache = True
+    response.add_etag()
+    response.make_conditional(request)
+    return response
+
+
+def download(text: str | Iterator[str], content_type: str, job_name: str, ending: str) -> Response:
+    """A download, named after the job; its parts are sent as they are made."""
+    response = Response(text, content_type=content_type)
+    name = UNSAFE.sub("-", job_name).strip("-.")[:80] or "job"
+    response.headers.set("Content-Disposition", "attachment", filename=f"{name}{ending}")
+    return response

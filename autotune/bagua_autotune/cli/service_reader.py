@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 from bagua_autotune import __version__, views
 from bagua_autotune.model.characters import clean
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.maintenance import kept_copies
-from bagua_autotune.store.maintenance.retention import Deleted, Pruned
+from bagua_autotune.store.maintenance.retention import Deleted, Pruned, forget_copies
 
 Message = TypeVar("Message", bound=BaseModel)
 JSON = {"Content-Type": "application/json"}
@@ -84,7 +83,7 @@ class ServiceReader:
         path = self._path(job_id) + ("?force=true" if force else "")
         answer = self._ask(path, timeout_seconds=PRUNE_TIMEOUT_SECONDS, method="DELETE")
         deleted = self._read(Deleted, answer)
-        kept_copies.forget([job.id for job in deleted.jobs])  # those of this host
+        forget_copies([job.id for job in deleted.jobs])  # those of this host
         return deleted
 
     def prune(self, days: int, dry_run: bool) -> Pruned:
@@ -93,7 +92,7 @@ class ServiceReader:
             pruned = self._get(Pruned, "/prune", asked, PRUNE_TIMEOUT_SECONDS)
         except UnknownJob as error:
             raise self._other_release() from error
-        kept_copies.forget([] if dry_run else [job.id for job in pruned.jobs])
+        forget_copies([] if dry_run else [job.id for job in pruned.jobs])
         return pruned
 
     def _path(self, job_id: str) -> str:

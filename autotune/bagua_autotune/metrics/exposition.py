@@ -7,9 +7,12 @@ nothing is registered globally. Of several processes each shows what all count (
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 
 from flask import Flask, Response, g, request
 from prometheus_client import (
@@ -22,20 +25,30 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from sqlalchemy.exc import SQLAlchemyError
+from prometheus_client.core import GaugeMetricFamily, Metric
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune import __version__
-from bagua_autotune.metrics import database, labels, text
+from bagua_autotune.metrics import text
 from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.siblings import Counts, Siblings
 from bagua_autotune.metrics.steps import StepHistograms
+from bagua_autotune.model import reasons
 from bagua_autotune.model.job import Job, Observation, Result
 from bagua_autotune.model.team import Team
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.location import is_in_memory
+from bagua_autotune.store.engine.postgresql import SIZE
+from bagua_autotune.store.errors import NoAnswer
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.views import Summaries
 
+# Of jobs without a team that is in the file of teams: names of others must not become labels.
+NOBODY = "none"
 PROPOSAL_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# A label must not grow with what a database says.
+STORE_ERRORS = ("busy", "unavailable", "statement", reasons.OTHER_CODE)
 REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -111,7 +124,7 @@ class ServiceMetrics:
             "Connections that may be open at a time.",
             registry=registry,
         )
-        for reason in labels.STORE_ERRORS:
+        for reason in STORE_ERRORS:
             self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
 
     def samples(self) -> list[bytes]:
@@ -124,7 +137,7 @@ class ServiceMetrics:
         return text.join(text.headers(self._registry.collect()), [self.samples(), *others])
 
     def count_store_error(self, error: SQLAlchemyError) -> None:
-        self._store_errors.labels(labels.of_store_error(error)).inc()
+        self._store_errors.labels(label_of(error)).inc()
 
     def watch_connections(self, count: Callable[[], int], limit: int) -> None:
         """Show how many connections are open, and how many may be."""
@@ -185,7 +198,7 @@ class Metrics(TunerListener):
         others = self._siblings.ask() if self._siblings else []
         try:
             jobs = self._jobs.exposition([counts.steps for counts in others])
-            jobs += text.generate(database.families(self._store, self._teams))
+            jobs += text.generate(_database_families(self._store, self._teams))
         except SQLAlchemyError as error:
             jobs = b""
             self.service.count_store_error(error)
@@ -214,3 +227,52 @@ class Metrics(TunerListener):
         self.service.failed_decisions.inc()
         if isinstance(error, SQLAlchemyError):
             self.service.count_store_error(error)
+
+
+def label_of(error: SQLAlchemyError) -> str:
+    """Why the store failed, one of STORE_ERRORS. Busy: waited too long for its turn; unavailable:
+    no database; statement: our mistake."""
+    if isinstance(error, PoolTimeout) or "database is locked" in str(error):
+        return "busy"
+    if isinstance(error, (OperationalError, InterfaceError, NoAnswer)):
+        return "unavailable"
+    return "statement" if isinstance(error, DBAPIError) else reasons.OTHER_CODE
+
+
+def _database_families(store: Store, teams: Sequence[Team]) -> list[Metric]:
+    """The room that the database takes and has, and whose jobs run: always the same families in
+    the same order. Raises SQLAlchemyError if the store failed."""
+    size = GaugeMetricFamily(
+        "bagua_autotune_database_bytes",
+        "What the database takes on its disk; of SQLite with the files beside it.",
+    )
+    free = GaugeMetricFamily(
+        "bagua_autotune_database_free_bytes",
+        "Free room on the disk of a SQLite file; of a server it is not known.",
+    )
+    running = GaugeMetricFamily(
+        "bagua_autotune_team_running",
+        "Jobs that have not ended, by team; none: of no team.",
+        labels=["team"],
+    )
+    if not store.database.is_sqlite:
+        ((used,),) = store.database.read(SIZE)
+        size.add_metric([], float(used))
+    elif not is_in_memory(store.database.url):
+        file = Path(str(store.database.url.database)).resolve()
+        size.add_metric([], sum(_bytes(each) for each in file.parent.glob(f"{file.name}*")))
+        with suppress(OSError):
+            free.add_metric([], shutil.disk_usage(file.parent).free)
+    counts = dict.fromkeys((NOBODY, *(team.name for team in teams)), 0)
+    for name, count in store.jobs.count_running().items():
+        counts[name if name and name in counts else NOBODY] += count
+    for name, count in counts.items():
+        running.add_metric([name], count)
+    return [size, free, running]
+
+
+def _bytes(file: Path) -> int:
+    try:
+        return file.stat().st_blocks * 512
+    except OSError:  # it went just now
+        return 0

@@ -8,7 +8,7 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics.labels import FAILURES
+from bagua_autotune.model import reasons
 from bagua_autotune.model.job import TrialState
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.views import JobSum
@@ -17,6 +17,9 @@ from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.messages import JobPhase
 
 PHASES: tuple[str, ...] = get_args(JobPhase)
+# All that a trial fails for: the ranks could not, or would not, run it together; or it harmed them;
+# or it was a whole run, which failed. A label must not grow with what clients say.
+FAILURES = (reasons.DISAGREEMENT_CODE, reasons.DIVERGED_CODE, reasons.RUN_FAILED_CODE)
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bagua_autotune.costs import Predictor
-from bagua_autotune.search.problem import Problem
-from bagua_autotune.search.searcher import Predicts, Searcher, make_searcher, names
+from bagua_autotune.search.searcher import Predicts, Problem, Searcher, make_searcher, names
 
 __all__ = ["Predictor", "Predicts", "Problem", "Searcher", "make_searcher", "names"]

@@ -19,7 +19,7 @@ from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
-from bagua_autotune.search.problem import Problem
+from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
 from bagua_wire.knobs import CHANNELS_KNOB
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bagua_autotune.model.knobs import Space
 from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
 from bagua_autotune.search.points import Floats, Points, Prior, first_best
-from bagua_autotune.search.problem import Problem
+from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
 
 # The cost model is used unless the plain process predicts each left-out measurement better; with

@@ -6,7 +6,7 @@ import math
 import random
 from statistics import fmean
 
-from bagua_autotune.search.problem import Problem
+from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol, runtime_checkable
 
+from bagua_autotune.costs import Layouts, Predictor
+from bagua_autotune.model.knobs import Space
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.search.problem import Problem
 from bagua_wire.configuration import Configuration
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,31 @@ OURS = {
     USUAL: "bagua_autotune.search.bayesian:BayesianSearcher",
     "random": "bagua_autotune.search.random:RandomSearcher",
 }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Which of the candidates is the cheapest?
+
+    Attributes:
+        space: the knobs of every candidate.
+        candidates: configurations that may be tried, the default first.
+        seed: equal seeds and equal measurements give equal answers.
+        predictor: the cost model; None if too little is known to have one.
+        horizon_trials: how many trials' worth of steps the training is expected to go on. It says
+            what a better configuration is worth, compared with the cost of a trial.
+        layouts: of the tensors: gives the real average bucket of a candidate. None: its bucket
+            size is used.
+        without: the cost model without what was learned from a trial, by its index.
+    """
+
+    space: Space
+    candidates: Sequence[Configuration]
+    seed: int = 0
+    predictor: Predictor | None = None
+    horizon_trials: float = 50.0
+    layouts: Layouts | None = None
+    without: Callable[[int], Predictor | None] | None = None
 
 
 class Searcher(Protocol):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from bagua_autotune.earlier.succession import let_go, take_up
-from bagua_autotune.model.job import RUNS, SILENT_SECONDS, Api, Event, Job
+from bagua_autotune.model.job import CUT_SHORT, RUNS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
 from bagua_wire.messages import LEASE_SECONDS
@@ -56,7 +55,7 @@ class Leases:
         ):
             logger.info("job %s: %s", job_id, event.message)
             if protocol not in RUNS:  # who goes on with a search says so itself
-                take_up(self._store, job_id)
+                _take_up(self._store, job_id)
 
     def heard(self, job: Job) -> Job:
         """A job whose ranks spoke; one that was lost goes on."""
@@ -65,7 +64,7 @@ class Leases:
         now = self._clock()
         self._store.jobs.resume(job.id, now)
         self._store.events.add(job.id, Event("note", message=HEARD_AGAIN, at=now))
-        let_go(self._store, job)
+        _let_go(self._store, job)
         logger.info("job %s: %s", job.id, HEARD_AGAIN)
         return self._store.jobs.get(job.id)
 
@@ -73,3 +72,48 @@ class Leases:
 def _silent(seconds: float, protocol: Api) -> str:
     taken = "search is interrupted" if protocol in RUNS else "training is taken for lost"
     return f"nothing was heard for {describe_seconds(seconds)}: the {taken}"
+
+
+# Which jobs are lives of one training, which was killed or resized and started again.
+#
+# The launcher's name of the run tells, where it has one. Else the lease does: a training that was
+# cut short goes on with the next one of the same name and model. Two that run at the same time do
+# not.
+
+MOST_LOOKED_AT = 20
+
+
+def goes_on_with(store: Store, job: Job, model_key: str) -> str | None:
+    """The earlier life of a job that was just registered; None: it is the first, or that is not
+    known yet (see _take_up)."""
+    alike = store.jobs.alike(job.name, model_key, MOST_LOOKED_AT)
+    jobs = [j for j in alike if j.id != job.id and store.lives.following(j.id) is None]
+    for each in jobs:
+        if job.run is not None and each.run == job.run:
+            return each.id
+    # Those that still run are other trainings, or will be lost.
+    ended = next((each for each in jobs if each.ended_at is not None), None)
+    return ended.id if ended and _was_cut_short(ended) else None
+
+
+def _take_up(store: Store, lost: str) -> None:
+    """A job that is lost by now may have been started again meanwhile, without a word of its
+    end."""
+    following = store.lives.begun_since_silence(lost)
+    if following is None or store.lives.following(lost) is not None:
+        return
+    if not store.jobs.get(following).fresh:
+        store.lives.join(lost, following)
+
+
+def _let_go(store: Store, job: Job) -> None:
+    """A job that was taken for lost runs: what was taken for its next life is another training,
+    unless the launcher says otherwise."""
+    following = store.lives.following(job.id)
+    if following is not None and (job.run is None or store.jobs.get(following).run != job.run):
+        store.lives.part(job.id)
+
+
+def _was_cut_short(job: Job) -> bool:
+    """Whether its training was not over when it ended."""
+    return job.phase in CUT_SHORT or job.is_lost

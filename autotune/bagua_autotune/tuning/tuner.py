@@ -20,7 +20,6 @@ from bagua_autotune.deciding.tuned_again import allowed_steps, refusal, spent_st
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
-from bagua_autotune.earlier.succession import goes_on_with
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.characters import clean
@@ -51,9 +50,8 @@ from bagua_autotune.tuning.background import (
 )
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.lost_jobs import Leases
-from bagua_autotune.tuning.reported import WrongStep, check_protocol, weigh
-from bagua_autotune.tuning.savings import saved_until
+from bagua_autotune.tuning.lost_jobs import Leases, goes_on_with
+from bagua_autotune.tuning.reported import WrongStep, check_protocol, saved_until, weigh
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_wire.configuration import Configuration
 from bagua_wire.messages import BEING_TUNED
@@ -235,7 +233,7 @@ class Tuner:
 
     def take_progress(self, job_id: str, step: int, step_seconds: float) -> JobState:
         """Take in how far a tuned job is, and what its speed-up saved since it last told (see
-        savings)."""
+        saved_until)."""
         job = self._heard_of(job_id)
         observed = self.store.observations.steps(job_id).values()
         saved = saved_until(job, step, step_seconds, observed)

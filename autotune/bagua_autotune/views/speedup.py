@@ -46,7 +46,7 @@ def saved_rank_seconds(reading: Reading) -> float | None:
     the searches have cost more than the confirmed speed-ups have saved.
 
     A job of 8 ranks that has trained for an hour less saves 8 rank-hours, which are GPU-hours where
-    each rank has a GPU. Only steps that its ranks told of count (see tuning.savings), so it lags by
+    each rank has a GPU. Only steps that its ranks told of count (see saved_until), so it lags by
     up to ten minutes. None where nothing is measured yet, where the ranks tell no seconds, and of
     a search with whole runs, which trains nothing.
     """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from bagua_client.guard.losses import Losses
+from bagua_client.guard.loss_guard import Losses
 from bagua_client.measuring.clock import StepTime
 from bagua_client.measuring.rank_measurement import Span
 from bagua_client.reporter import GatheredTimes, RankTimes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
-from bagua_autotune.api.refusals import MOST_ADDRESSES, MOST_NAMED, Refusals
+from bagua_autotune.api.admission import MOST_ADDRESSES, MOST_NAMED, Refusals
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store

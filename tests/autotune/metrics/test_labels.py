@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from bagua_autotune.metrics import labels
+from bagua_autotune.metrics.exposition import STORE_ERRORS, label_of
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import MIB, Ranks, registration
@@ -95,5 +95,5 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
     ],
 )
 def test_errors_of_the_store(error: SQLAlchemyError, reason: str) -> None:
-    assert labels.of_store_error(error) == reason
-    assert reason in labels.STORE_ERRORS
+    assert label_of(error) == reason
+    assert reason in STORE_ERRORS

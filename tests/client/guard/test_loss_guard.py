@@ -9,8 +9,7 @@ import re
 import pytest
 import torch
 
-from bagua_client.guard.loss_guard import LossGuard
-from bagua_client.guard.losses import Losses
+from bagua_client.guard.loss_guard import Losses, LossGuard
 
 
 def told(values: list[float]) -> Losses:

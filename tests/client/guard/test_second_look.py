@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua_client.guard.loss_guard import SecondLook
-from bagua_client.guard.losses import Losses
+from bagua_client.guard.loss_guard import Losses, SecondLook
 
 Curve = Callable[[float], float]
 

@@ -14,14 +14,14 @@ from bagua_autotune.store.engine.location import parse, shown
 from bagua_autotune.store.engine.reserve import ENDING
 from bagua_autotune.store.engine.tables import Base, SchemaRow
 from bagua_autotune.store.errors import StoreError, trouble
-from bagua_autotune.store.maintenance import kept_copies
 from bagua_autotune.store.maintenance.backups import BESIDE, unused
+from bagua_autotune.store.maintenance.retention import copies_folder
 
 
 def found(urls: Sequence[str]) -> list[str]:
     """What would be deleted, in words, of these databases and of the copies."""
     there = [shown(parse(url)) for url in urls if _file(url) is None or _files(url)]
-    copies = kept_copies.folder()
+    copies = copies_folder()
     return [*there, *([f"the folder {copies}"] if copies.exists() else [])]
 
 
@@ -43,7 +43,7 @@ def delete(urls: Sequence[str]) -> None:
         except OSError as error:
             raise StoreError(f"{file} cannot be deleted: {error}") from error
     try:
-        shutil.rmtree(kept_copies.folder())
+        shutil.rmtree(copies_folder())
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -5,10 +5,13 @@ Each transaction is small, so that no report waits long for the database.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, delete, select, update
@@ -19,9 +22,9 @@ from bagua_autotune.model.job import OVER, SILENT_SECONDS, Job, Trial
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.location import data_folder
 from bagua_autotune.store.engine.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 from bagua_autotune.store.errors import DISK_FULL, JobLives, UnknownJob, trouble
-from bagua_autotune.store.maintenance import kept_copies
 from bagua_autotune.store.rows import OF_TRIAL, locked
 from bagua_wire.messages import JobPhase
 
@@ -40,6 +43,7 @@ ROWS_AT_ONCE = 1000
 # draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
+LARGEST_COPY_BYTES = 16 * 1024**2  # as JSON
 
 
 class DeletedJob(View):
@@ -222,7 +226,7 @@ def _delete_lives(store: Store, job_id: str, force: bool, now: float) -> list[De
 def _forget(store: Store, deleted: Sequence[DeletedJob]) -> None:
     """Delete what is left of jobs that are deleted."""
     store.families.forget()
-    kept_copies.forget([job.id for job in deleted])
+    forget_copies([job.id for job in deleted])
 
 
 def _refuse_living(store: Store, ids: list[str], may_go: ColumnElement[bool], now: float) -> None:
@@ -240,3 +244,32 @@ def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:
         pass
     gone = store.database.write(delete(JobRow).where(which).returning(*DELETED_COLUMNS))
     return DeletedJob(**gone[0]._asdict()) if gone else None
+
+
+# The copies of tunings that trainings keep on this host, as files (see docs/elastic.md). The client
+# writes them (``bagua_client.reporter.handover``): the time in a line, and then the copy as
+# compressed JSON, which names the jobs that are in it.
+
+
+def copies_folder() -> Path:
+    """Where this user's trainings keep them."""
+    return data_folder() / "copies"
+
+
+def forget_copies(job_ids: Collection[str]) -> None:
+    """Delete the copies in which one of the jobs is. A training that runs writes another one."""
+    wanted = set(job_ids)
+    for file in copies_folder().glob("*.copy") if wanted else ():
+        with suppress(OSError):
+            if not wanted.isdisjoint(_job_ids(file.read_bytes())):
+                file.unlink()
+
+
+def _job_ids(kept: bytes) -> set[str]:
+    """The jobs in a copy; none if it cannot be read, as no training could."""
+    try:
+        inflated = zlib.decompressobj().decompress(kept.partition(b"\n")[2], LARGEST_COPY_BYTES)
+        copy: Any = json.loads(inflated)
+        return {str(job["id"]) for job in copy["jobs"]}
+    except (zlib.error, ValueError, RecursionError, KeyError, TypeError):
+        return set()
