@@ -16,6 +16,9 @@ from sqlalchemy.exc import DBAPIError
 
 # PostgreSQL refuses to run as root.
 USER = "postgres" if os.geteuid() == 0 else None
+# Beside other tests on few cores it takes more than the minute that pg_ctl waits by itself.
+WAITS = ("-w", "-t", "600")
+PORTS_TRIED = 5
 
 
 def find_binaries() -> Path | None:
@@ -29,9 +32,6 @@ def find_binaries() -> Path | None:
 @contextmanager
 def running_cluster(binaries: Path) -> Iterator[str]:
     """A cluster on a free loopback port until the block ends; gives its SQLAlchemy URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="autotune-postgresql-") as folder:
         if USER:
             shutil.chown(folder, USER)
@@ -40,8 +40,21 @@ def running_cluster(binaries: Path) -> Iterator[str]:
             _run(binaries / program, "-D", f"{folder}/data", *arguments, cwd=folder)
 
         run("initdb", "-A", "trust", "-U", "autotune")
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        run("pg_ctl", "start", "-w", "-o", options, "-l", f"{folder}/log")
+
+        def start(port: int) -> None:
+            options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+            run("pg_ctl", "start", *WAITS, "-o", options, "-l", f"{folder}/log")
+
+        for attempt in range(PORTS_TRIED):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            try:
+                start(port)
+                break
+            except subprocess.CalledProcessError:  # Somebody else has taken the port since.
+                if attempt == PORTS_TRIED - 1:
+                    raise
         try:
             yield f"postgresql+pg8000://autotune@127.0.0.1:{port}/postgres"
         finally:
@@ -52,7 +65,7 @@ def crash_and_restart(binaries: Path, url: str) -> None:
     """The server's processes end at once, and it begins with what its log holds."""
     with _connected(url) as connection:
         folder = Path(connection.exec_driver_sql("SHOW data_directory").scalar_one())
-    restart = ("restart", "-w", "-m", "immediate", "-l", f"{folder.parent}/log")
+    restart = ("restart", *WAITS, "-m", "immediate", "-l", f"{folder.parent}/log")
     _run(binaries / "pg_ctl", "-D", str(folder), *restart, cwd=folder.parent)
 
 
