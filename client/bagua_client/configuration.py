@@ -42,8 +42,7 @@ class Configuration(Knobs):
         return tuple(getattr(self, name) for name, knob in KNOBS.items() if knob.cuts)
 
     def check_model(self, kind: str) -> None:
-        """Check that models of this kind (``replicated``, ``sharded``, ``zero``) have the knobs in
-        use.
+        """Check that models of this kind (:attr:`Knob.models`) have the knobs in use.
 
         Raises:
             ValueError: they do not.
@@ -55,12 +54,13 @@ class Configuration(Knobs):
     @property
     def torchs_way(self) -> Configuration:
         """The same cut, with buckets that travel as with stock torch."""
-        ways: dict[str, Any] = {n: knob.default for n, knob in KNOBS.items() if not knob.cuts}
-        return replace(self, **ways)
+        ways = [name for name, knob in KNOBS.items() if not (knob.cuts or knob.computes)]
+        return replace(self, **{name: KNOBS[name].default for name in ways})
 
     @property
     def is_torchs_way(self) -> bool:
-        """Whether buckets travel as with stock torch, however they are cut."""
+        """Whether buckets travel as with stock torch, however they are cut, and whatever is
+        computed beside."""
         return self == self.torchs_way
 
     @property
@@ -80,9 +80,10 @@ class Configuration(Knobs):
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
     def to_json(self) -> dict[str, Any]:
-        """The same for people and files: without what replicated models do not have, if it is at
-        its default."""
-        usual = {name for name, knob in KNOBS.items() if "replicated" in knob.models}
+        """The same for people and files: what is at its default only of what replicated models
+        communicate by."""
+        replicated = {name for name, knob in KNOBS.items() if "replicated" in knob.models}
+        usual = {name for name in replicated if not KNOBS[name].computes}
         return {name: v for name, v in self.values.items() if name in usual or self._uses(name)}
 
     def __str__(self) -> str:

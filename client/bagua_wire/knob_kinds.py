@@ -56,10 +56,12 @@ class Knob:
         title: what people call it; empty: its name.
         phrase: how a configuration tells it, with ``{}`` for the value; empty: its name and value.
         cuts: it says how buckets are cut; the others say how they travel.
+        computes: it says what each rank computes, and nothing of what travels.
         changes_numbers: it changes what the model learns by more than the order in which sums are
             rounded, so it is only tried if the user allows its values.
         models: which kinds of models have it: ``replicated`` ones (DistributedDataParallel),
-            ``sharded`` ones (``fully_shard``), ``zero`` ones (an engine of DeepSpeed).
+            ``sharded`` ones (``fully_shard``), ``zero`` ones (an engine of DeepSpeed), ``single``
+            ones (trained by one process without any process group).
     """
 
     name: str
@@ -67,6 +69,7 @@ class Knob:
     kind: Kind
     phrase: str
     cuts: bool
+    computes: bool
     changes_numbers: bool
     models: tuple[str, ...]
     title: str
@@ -100,6 +103,7 @@ def knob(
     phrase: str = "",
     *,
     cuts: bool = False,
+    computes: bool = False,
     changes_numbers: bool = False,
     models: tuple[str, ...] = ("replicated",),
     title: str = "",
@@ -111,6 +115,7 @@ def knob(
             "kind": kind,
             "phrase": phrase,
             "cuts": cuts,
+            "computes": computes,
             "changes_numbers": changes_numbers,
             "models": models,
             "title": title,
@@ -190,18 +195,25 @@ class SizeRange:
         return _all_known([_size(word) or None for word in said.split("..", 1)])
 
 
+@dataclass(frozen=True)
 class Number:
-    """A whole number from 0 on; the model decides which are tried."""
+    """A whole number from 0 on; the model decides which are tried.
 
+    Attributes:
+        in_words: other numbers that stand for something, and what that is.
+    """
+
+    in_words: Mapping[int, str] = field(default_factory=dict)
     tried = ()
     is_open = True
     may_say = "one or some whole numbers such as 0/4/12"
 
     def checked(self, name: str, value: Any) -> Any:
-        return check_number(name, value, at_least=0)
+        is_word = type(value) is int and value in self.in_words
+        return value if is_word else check_number(name, value, at_least=0)
 
     def words(self, value: Any) -> str:
-        return str(value)
+        return self.in_words.get(value, str(value))
 
     def read(self, said: str) -> tuple[Value, ...]:
         words = [word.strip() for word in said.split("/")]

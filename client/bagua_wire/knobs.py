@@ -24,6 +24,8 @@ BOTH = ("replicated", "sharded")
 EVERY = (*BOTH, "zero")
 SHARDED = ("sharded",)
 ZERO = ("zero",)
+ALL_BLOCKS = -1
+"""All blocks that the training has recomputed are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Knobs:
             over the ranks of each node, so that they are gathered again inside the node.
         prefetch_bytes: parameters are gathered ahead until they amount to this many bytes, each of
             their elements counted as one of a gradient.
+        recomputed_blocks: how many of the blocks that the training has made recompute their
+            activations in the backward pass do so, counted from the model's beginning; the others
+            keep them. ALL_BLOCKS: all of them, however many there are.
     """
 
     bucket_bytes: int = knob(
@@ -116,6 +121,13 @@ class Knobs:
     prefetch_bytes: int = knob(
         0, Size((0,)), "{} gathered ahead", models=ZERO, title="gathered ahead"
     )
+    recomputed_blocks: int = knob(
+        ALL_BLOCKS,
+        Number({ALL_BLOCKS: "all"}),
+        "{} blocks recomputed",
+        computes=True,
+        models=(*EVERY, "single"),
+    )
 
 
 KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}
@@ -144,7 +156,8 @@ NODE_COPY_KNOB = "node_copy"
 SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
 PREFETCH_BYTES_KNOB = "prefetch_bytes"
 """Of DeepSpeed's ZeRO, stage 3."""
-COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB)
+RECOMPUTED_KNOB = "recomputed_blocks"
+COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB, RECOMPUTED_KNOB)
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""

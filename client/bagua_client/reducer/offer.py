@@ -49,7 +49,7 @@ class ReplicatedOffer(Offer):
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """An explicit list counts in the order in which gradients become ready."""
-        return replace(configuration, buckets=())
+        return replace(super().at_first(configuration), buckets=())
 
     def limits(self) -> dict[str, Limit]:
         """The rows of a model that nobody else carries the buckets of."""
@@ -80,6 +80,8 @@ class ReplicatedOffer(Offer):
         fixed = _obstacle_of(hook) if hook.run is not None and why_not_recut(hook.run) else ""
         given = configuration_of(self.default_caps)
         for name, row in rows.items():
+            if KNOBS[name].computes:
+                continue
             if not KNOBS[name].cuts:
                 rows[name] = row._replace(cannot=only(KNOBS[name].default, fixed or THEIRS))
             elif fixed:

@@ -35,6 +35,7 @@ from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
+from bagua_client.tunable.memory import MeasuredMemory
 from bagua_client.tunable.switch import ChangedTogether
 from bagua_client.tunable.tunable import NOBODY, Timeline
 
@@ -52,7 +53,7 @@ class TunableReducer(ChangedTogether):
     def __init__(
         self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:
-        super().__init__(communicator)
+        super().__init__(communicator, ddp.module, ddp.device)
         self._cut = Cut(ddp, self)
         self.parameters = self._cut.parameters.tensors
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
@@ -63,11 +64,14 @@ class TunableReducer(ChangedTogether):
         self._order = self.observation.order
         by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
         ways = "leaders" if by_node else "off"
-        self.default = replace(configuration_of(self._cut.default_caps), hierarchical=ways)
+        default = replace(configuration_of(self._cut.default_caps), hierarchical=ways)
+        self.default = self.recomputation.named(default)
         self._kept = KeptLayout(self, self._order)
         self._replication = Replication(algorithm, self, names, self._kept, ddp, self)
         communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
         self.layout = plan(self.tensors, self.order, self.default)
+        if self.device_memory is not None and self.recomputation:
+            self.memory = MeasuredMemory(self.device_memory, self.layout, self.recomputation)
         self._ends = ReductionEnds(
             lambda: torchs.is_finished(self._cut.ddp),
             lambda: self._unless_hooked(self._computed),
@@ -104,6 +108,7 @@ class TunableReducer(ChangedTogether):
             in_ready_order=not self._cut.keeps_order,
             hook=self._cut.theirs,
             algorithms=self._replication.choices,
+            recomputed=self.recomputed,
         )
 
     @property
@@ -114,7 +119,7 @@ class TunableReducer(ChangedTogether):
     @property
     def order_is_agreed(self) -> bool:
         """Whether the ranks have compared what they saw of ``order``."""
-        return self._order.is_agreed
+        return self._order.is_agreed and self.recomputation.is_known
 
     def plan(self, configuration: Configuration) -> Layout:
         """The layout that ``configuration`` would put in force; changes nothing.
@@ -127,7 +132,7 @@ class TunableReducer(ChangedTogether):
                 "explicit buckets count tensors in the order in which gradients become ready, "
                 "which is known after the first steps"
             )
-        configuration = self._replication.declared.named(configuration)
+        configuration = self._replication.declared.named(self.recomputation.named(configuration))
         self._replication.planned(configuration)
         layout, offer = plan(self.tensors, self.order, configuration), self.offer
         offer.check(configuration)
@@ -149,6 +154,7 @@ class TunableReducer(ChangedTogether):
         caps, travel = self._cut.default_caps, self._replication.travel
         self._cut.make(caps, travel, hooked=False, used=self._order.used, bare=True)
         self._cut.ddp.bucket_bytes_cap = caps.bucket_bytes
+        self.recomputation.forget()
         self.layout = plan(self.tensors, self.order, configuration_of(caps))
 
     def start_from(self, default: Configuration) -> None:
@@ -233,6 +239,7 @@ class TunableReducer(ChangedTogether):
             self._replication.moments.forward_begins()
 
     def _make_way(self, layout: Layout) -> None:
+        super()._make_way(layout)
         self._before = self.layout
         self._replication.make_way_for(layout.configuration)
 
@@ -261,6 +268,7 @@ class TunableReducer(ChangedTogether):
             bare: without this package's hook, so that torch alone carries the buckets.
         """
         offer, caps = self.offer, self.offer.caps(layout)
+        self.recomputation.put(layout.configuration.recomputed_blocks)
         self._replication.use(layout.configuration)
         # Our hook also learns the order of the gradients, and where steps end.
         has_use = not self._is_torchs(layout) or not self.order_is_agreed or self._cut.keeps_order
@@ -380,6 +388,7 @@ class TunableReducer(ChangedTogether):
 
     def forget(self) -> None:
         """See :meth:`ChangedTogether.forget`; no step has been seen."""
+        super().forget()
         self._order.stop()
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
@@ -409,6 +418,7 @@ class TunableReducer(ChangedTogether):
             self._replication.moments.backward_ends()
         if self._order.step_ends(self._cut.final_steps, self._cut.keeps_order, self._voters):
             self.layout = plan(self.tensors, self.order, self.layout.configuration)
+        self._count_step()
         self.listener.reduced()
         if not self.is_attached and self.is_settled and self._order.is_agreed:
             self._leave_to_torch()

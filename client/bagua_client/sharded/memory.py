@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
+from bagua_client.recomputation.recomputation import Recomputation
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
 
@@ -87,9 +88,9 @@ class UnitsMemory(MeasuredMemory):
 
     Args:
         units: of the model, in the order in which it lists them.
-        device, layout: see :class:`MeasuredMemory`.
         algorithm_of: the algorithm that a configuration names.
         node_ranks: on each node.
+        device, layout, recomputation: see :class:`MeasuredMemory`.
     """
 
     def __init__(
@@ -99,12 +100,13 @@ class UnitsMemory(MeasuredMemory):
         layout: Layout,
         algorithm_of: Callable[[Configuration], Algorithm],
         node_ranks: int = 1,
+        recomputation: Recomputation | None = None,
     ) -> None:
         self._units, self._algorithm_of, self._node_ranks = units, algorithm_of, node_ranks
         # By unit: the most that was there when it was to be gathered, and reduced, beyond what
         # the configuration holds. What is copied then need not be there at the peak.
         self._beside: dict[int, list[int]] = {}
-        super().__init__(device, layout)
+        super().__init__(device, layout, recomputation)
 
     def travels(self, unit: int, is_gathered: bool) -> None:
         """A unit is about to be gathered, or else its gradients are to be reduced."""

@@ -61,7 +61,8 @@ class ShardedOffer(Offer):
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """Units are merged once it is known in which order the model uses them."""
-        return replace(configuration, bucket_bytes=self.default.bucket_bytes)
+        first = super().at_first(configuration)
+        return replace(first, bucket_bytes=self.default.bucket_bytes)
 
     def limits(self) -> dict[str, Limit]:
         units, communicator, first = self.units, self.communicator, self.first

@@ -39,7 +39,6 @@ from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import called_untraced, untraced
 from bagua_client.tunable.looks import Observers
-from bagua_client.tunable.memory import memory_of
 from bagua_client.tunable.switch import STEPS_SEEN, ChangedTogether
 from bagua_client.tunable.tunable import Timeline
 
@@ -185,7 +184,7 @@ class TunableUnits(ChangedTogether):
         algorithm: Algorithm,
         communicator: ShardCommunicator,
     ) -> None:
-        super().__init__(communicator)
+        super().__init__(communicator, model, units[0].device)
         self._model = weakref.ref(model)
         self.observation = UnitObservation(self.observers)
         self.parameters: Sequence[torch.nn.Parameter]
@@ -199,6 +198,7 @@ class TunableUnits(ChangedTogether):
         self.default = default_of(units)
         if algorithm.hierarchical and communicator.has_nodes:
             self.default = replace(self.default, hierarchical="shards")
+        self.default = self.recomputation.named(self.default)
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
@@ -212,11 +212,12 @@ class TunableUnits(ChangedTogether):
             self._scatter_begins,
             lambda: self.listener.waiting(),
         )
-        device_memory = memory_of(units[0].device)
         memory = None
-        if device_memory is not None:
-            node_ranks = communicator.ranks_beside
-            memory = UnitsMemory(units, device_memory, self.layout, self.declared.new, node_ranks)
+        if self.device_memory is not None:
+            memory = UnitsMemory(
+                *(units, self.device_memory, self.layout, self.declared.new),
+                *(communicator.ranks_beside, self.recomputation),
+            )
         held = _Held(units, memory, traffic, UnitSettings(units, traffic, communicator))
         vars(model)[HELD] = held
         self._held_by_model, self._passes = weakref.ref(held), Passes()
@@ -246,12 +247,13 @@ class TunableUnits(ChangedTogether):
         return self._held.units
 
     @property
-    def memory(self) -> UnitsMemory | None:
+    def memory(self) -> UnitsMemory | None:  # type: ignore[override]
         return self._held.memory
 
     def forget(self) -> None:
         """The model is gone, or not to be tuned after all. Whoever is told of that holds this a
         while longer, and must not hold its parameters and gradients."""
+        super().forget()
         for handle in self._handles:
             handle.remove()
         if (held := self._held_by_model()) is not None:
@@ -271,6 +273,7 @@ class TunableUnits(ChangedTogether):
             units=self.units,
             tensors=self.tensors,
             unmergeable=self._unmergeable,
+            recomputed=self.recomputed,
         )
 
     @property
@@ -283,7 +286,7 @@ class TunableUnits(ChangedTogether):
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""
-        configuration = self.declared.named(configuration)
+        configuration = self.declared.named(self.recomputation.named(configuration))
         self._planned(configuration)
         self.offer.check(configuration)
         return plan(self.tensors, self.order, configuration)
@@ -303,6 +306,7 @@ class TunableUnits(ChangedTogether):
         algorithm = self._planned(layout.configuration)
         is_open = self._passes.are_open or self.observers.has_failed  # Then it is not known.
         self._held.settings.put(layout, algorithm, is_open)
+        self.recomputation.put(layout.configuration.recomputed_blocks)
 
     def _described(self, layout: Layout) -> str:
         return f"{len(self.units)} units communicate by {layout.configuration}, set"

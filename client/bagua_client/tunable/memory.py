@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import enum
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
+
+if TYPE_CHECKING:
+    from bagua_client.recomputation.recomputation import Recomputation
 
 logger = logging.getLogger(__name__)
 
@@ -203,12 +205,14 @@ COMMUNICATOR_BYTES = 64 * 2**20
 """About what NCCL takes for a process group, beside torch's allocator."""
 
 
-class MeasuredMemory(ABC):
-    """The memory of one rank's device. A subclass says what a layout takes of it.
+class MeasuredMemory:
+    """The memory of one rank's device: what blocks keep that are not recomputed, and what else a
+    layout takes of it, as a subclass says.
 
     Args:
         device: its memory.
         layout: the one in force, the default's.
+        recomputation: of the model's blocks.
 
     Attributes:
         share: of what there is, that may be used.
@@ -216,16 +220,24 @@ class MeasuredMemory(ABC):
 
     share = LARGEST_SHARE
 
-    def __init__(self, device: DeviceMemory, layout: Layout) -> None:
-        self._device = device
+    def __init__(
+        self, device: DeviceMemory, layout: Layout, recomputation: Recomputation | None = None
+    ) -> None:
+        self._device, self._recomputation = device, recomputation
         self._rest_bytes = self._retries = self._groups = 0
         self._given = self._in_force = layout
-        self._proven_bytes, self._is_short = self._extra_bytes(layout), False
+        self._proven_bytes, self._is_short = self._taken_bytes(layout), False
         self.begin(layout)
 
-    @abstractmethod
     def _extra_bytes(self, layout: Layout) -> int:
         """What a layout takes beyond the rest, which is the same under all of them."""
+        return 0
+
+    def _taken_bytes(self, layout: Layout) -> int:
+        """The same, and what blocks keep."""
+        count, blocks = layout.configuration.recomputed_blocks, self._recomputation
+        kept = 0 if blocks is None else blocks.kept_bytes(count)
+        return self._extra_bytes(layout) + kept
 
     def _groups_of(self, configuration: Configuration) -> int:
         """How many process groups of ours a configuration needs."""
@@ -240,6 +252,8 @@ class MeasuredMemory(ABC):
         self._in_force = layout
         self._groups = max(self._groups, self._groups_of(layout.configuration))
         self._device.reset()
+        if self._recomputation is not None:
+            self._recomputation.was_held_back = False
         self.settle()
 
     def settle(self) -> None:
@@ -250,31 +264,42 @@ class MeasuredMemory(ABC):
         """What the layout in force has taken since it came into force, of which is learned."""
         peak_bytes, retries = self._device.taken()
         limit_bytes, device_bytes = self._limits(self._groups)
-        lack, extra_bytes = Lack.NONE, self._extra_bytes(self._in_force)
+        lack, taken_bytes = Lack.NONE, self._taken_bytes(self._in_force)
+        was_held_back = self._recomputation is not None and self._recomputation.was_held_back
+        # The peak may be that of a larger batch, in which no block kept anything.
+        in_peak = self._extra_bytes(self._in_force) if was_held_back else taken_bytes
+        self._rest_bytes = max(self._rest_bytes, peak_bytes - in_peak)
+        if was_held_back:
+            peak_bytes = max(peak_bytes, self._rest_bytes + taken_bytes)
         has_retried = retries > self._retries
-        if extra_bytes <= self._extra_bytes(self._given):
+        if taken_bytes <= self._taken_bytes(self._given):
             # What needs no more than the default is not what fills the memory.
             self._is_short |= has_retried
         else:
             lack |= Lack.RETRIED if has_retried and not self._is_short else Lack.NONE
             lack |= Lack.OVER if peak_bytes > limit_bytes else Lack.NONE
-        self._rest_bytes = max(self._rest_bytes, peak_bytes - extra_bytes)
         if not lack:
-            self._proven_bytes = max(self._proven_bytes, extra_bytes)
+            self._proven_bytes = max(self._proven_bytes, taken_bytes)
         return Footprint(peak_bytes, limit_bytes, device_bytes, lack)
 
     def misfit(self, layout: Layout) -> Footprint | None:
         """What a layout would take if it may not be tried; None: it may."""
         self.read()  # What is in force has told nothing yet where no agent asks for it.
-        extra_bytes = self._extra_bytes(layout)
-        if extra_bytes <= self._extra_bytes(self._given):
+        taken_bytes = self._taken_bytes(layout)
+        if taken_bytes <= self._taken_bytes(self._given):
             return None
         limit_bytes, device_bytes = self._limits(self._groups_of(layout.configuration))
-        peak_bytes = self._rest_bytes + extra_bytes
-        unproven_bytes = max(extra_bytes - self._proven_bytes, 0)
+        peak_bytes = self._rest_bytes + taken_bytes
+        unproven_bytes = max(taken_bytes - self._proven_bytes, 0)
         if peak_bytes <= limit_bytes and peak_bytes + unproven_bytes <= device_bytes:
             return None
         return Footprint(peak_bytes, limit_bytes, device_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """What a layout may take beyond the default's."""
+        limit_bytes, _ = self._limits(self._groups)
+        return limit_bytes - self._rest_bytes - self._taken_bytes(self._given)
 
     def _limits(self, groups: int) -> tuple[int, int]:
         """What may be used beside so many process groups of ours, and what there is."""

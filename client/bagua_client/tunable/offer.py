@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_wire.knob_kinds import Value
-from bagua_wire.knobs import KNOBS
+from bagua_wire.knobs import ALL_BLOCKS, KNOBS, RECOMPUTED_KNOB
 
 
 def only(value: Any, why: str) -> Callable[[Any], str]:
@@ -33,12 +33,15 @@ class Limit(NamedTuple):
         left_alone: why others are not tried, a sentence; empty: that is nothing to tell.
         cannot: answers why the training cannot have a value; empty: it can.
         fewest: of a knob with fewer values the service is not told.
+        changes: by what other values than the default change this training's numbers, so that they
+            are only tried if the user allows the knob; empty: by what the knob says.
     """
 
     values: Sequence[Value] = ()
     left_alone: str = ""
     cannot: Callable[[Any], str] = only(None, "")
     fewest: int = 2
+    changes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,14 @@ class Offer(ABC):
         communicator: of the ranks that train together.
         algorithms: given the allowed names, the algorithms that may be tried, the model's own
             first.
+        recomputed: the row of ``recomputed_blocks``.
     """
 
     kind: ClassVar[str]
     default: Configuration
     communicator: Communicator
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
+    recomputed: Limit = field(default_factory=Limit)
 
     @abstractmethod
     def limits(self) -> dict[str, Limit]:
@@ -69,8 +74,9 @@ class Offer(ABC):
         return {}
 
     def at_first(self, configuration: Configuration) -> Configuration:
-        """What of ``configuration`` can be put in force before the order is known."""
-        return configuration
+        """What of ``configuration`` can be put in force before the first steps have shown the order
+        in which the model is used, and what its blocks would keep."""
+        return replace(configuration, recomputed_blocks=ALL_BLOCKS)
 
     def first(self, knob: str, tried: Sequence[Value]) -> list[Value]:
         """The default value, then the others of ``tried``."""
@@ -79,7 +85,7 @@ class Offer(ABC):
 
     def table(self) -> dict[str, Limit]:
         """A row for each knob that such models have."""
-        rows = self.limits()
+        rows = {**self.limits(), RECOMPUTED_KNOB: self.recomputed}
         for name, knob in KNOBS.items():
             if self.kind in knob.models and name not in rows:
                 rows[name] = Limit(self.first(name, knob.kind.tried))
@@ -116,6 +122,8 @@ class Offer(ABC):
                 # Buckets do not matter to an algorithm that communicates weights. The service must
                 # be told its name to know that, even when there is no other choice.
                 fewest = 1 if any(each.moves_weights for each in choices) else fewest
+            elif row.changes and name not in allowed:
+                continue
             elif KNOBS[name].changes_numbers:
                 default = getattr(self.default, name)
                 tried = [value for value in tried if value == default or str(value) in allowed]

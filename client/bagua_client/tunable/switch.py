@@ -20,9 +20,11 @@ from bagua_client.communication.agreement import attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
+from bagua_client.recomputation.recomputation import Recomputation
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.looks import Observers
-from bagua_client.tunable.memory import MeasuredMemory
+from bagua_client.tunable.memory import MeasuredMemory, memory_of
+from bagua_client.tunable.offer import Limit
 from bagua_client.tunable.tunable import NOBODY, Listener
 
 logger = logging.getLogger(__name__)
@@ -39,8 +41,12 @@ class ChangedTogether(ABC):
 
     Args:
         communicator: of the ranks that train together.
+        model: that they train.
+        device: of this rank, on which it is.
 
     Attributes:
+        device_memory: the device's; None: nothing is known of it.
+        recomputation: of the model's blocks.
         cannot: what a rank says that could not make a change.
         failed: what all say of it.
     """
@@ -49,20 +55,22 @@ class ChangedTogether(ABC):
     failed: str
     layout: Layout
     default: Configuration
+    memory: MeasuredMemory | None = None
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(
+        self, communicator: Communicator, model: torch.nn.Module, device: torch.device
+    ) -> None:
         self.communicator = communicator
         self.observers = Observers(communicator.rank)
+        self.device_memory = memory_of(device)
+        look = None if self.device_memory is None else self.device_memory.now_bytes
+        self.recomputation = Recomputation(model, self.observers, look)
         self.listener: Listener = NOBODY
         self.recut_seconds = 0.0
         self.vote_in(communicator.group, communicator.device)
         self._next: Layout | None = None
         self._steps = self._steps_in_force = 0
         torch_groups.when_destroyed(self.leave)
-
-    @property
-    def memory(self) -> MeasuredMemory | None:
-        return None
 
     @property
     def order_is_agreed(self) -> bool:
@@ -139,7 +147,12 @@ class ChangedTogether(ABC):
 
     def forget(self) -> None:
         """Take back what looks at the model: it is gone, or nothing is to be changed after all."""
-        return
+        self.recomputation.forget()
+
+    @property
+    def recomputed(self) -> Limit:
+        """The row of ``recomputed_blocks`` in the offer."""
+        return self.recomputation.limit(None if self.memory is None else self.memory.free_bytes)
 
     # What a change is made of
 
@@ -203,5 +216,7 @@ class ChangedTogether(ABC):
         self._steps_in_force += 1
         if self._steps_in_force == SETTLED_AFTER and self.memory is not None:
             self.observers.call(self.memory.settle)
-        if self._steps == STEPS_SEEN and self.memory is not None:
-            self.observers.call(self.memory.read)
+        if self._steps == STEPS_SEEN:
+            self.observers.call(self.recomputation.conclude)
+            if self.memory is not None:
+                self.observers.call(self.memory.read)

@@ -17,7 +17,8 @@ from bagua_client.algorithms import DEFAULT_ALGORITHM, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
-from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory, memory_of
+from bagua_client.recomputation.recomputation import Recomputation
+from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
 from bagua_client.tunable.switch import ChangedTogether
 from bagua_client.tunable.tunable import Timeline
 from bagua_client.zero.buckets import Buckets, Sizes, refusal_of
@@ -41,12 +42,18 @@ class BucketsMemory(MeasuredMemory):
 
     Args:
         buckets: whose sizes a layout sets.
-        device, layout: see :class:`MeasuredMemory`.
+        device, layout, recomputation: see :class:`MeasuredMemory`.
     """
 
-    def __init__(self, buckets: Buckets, device: DeviceMemory, layout: Layout) -> None:
+    def __init__(
+        self,
+        buckets: Buckets,
+        device: DeviceMemory,
+        layout: Layout,
+        recomputation: Recomputation | None = None,
+    ) -> None:
         self._buckets, self._as_given = buckets, layout.configuration
-        super().__init__(device, layout)
+        super().__init__(device, layout, recomputation)
 
     def _extra_bytes(self, layout: Layout) -> int:
         sizes = sizes_of(layout.configuration, self._as_given, self._buckets)
@@ -66,21 +73,22 @@ class TunableEngine(ChangedTogether):
     """
 
     cannot, failed = "cannot set its sizes", "setting the sizes failed"
-    memory: BucketsMemory | None = None
     stands_back = False
 
     def __init__(self, engine: Any, buckets: Buckets, communicator: Communicator) -> None:
-        super().__init__(communicator)
+        super().__init__(communicator, engine.module, buckets.device)
         self._engine, self.buckets = weakref.ref(engine), buckets
         # The optimizer that steps is known, and holds other tensors than the model does.
         self.parameters: Sequence[torch.nn.Parameter] = ()
         self.tensors = tuple(buckets.tensors)
         self.order = tuple(range(len(self.tensors)))
         self.algorithm = find(DEFAULT_ALGORITHM)
-        self._given = self.default = default_of(buckets)
+        self._given = self.default = self.recomputation.named(default_of(buckets))
         self.layout = plan(self.tensors, self.order, self.default)
-        if (device_memory := memory_of(buckets.device)) is not None:
-            self.memory = BucketsMemory(buckets, device_memory, self.layout)
+        if self.device_memory is not None:
+            self.memory = BucketsMemory(
+                buckets, self.device_memory, self.layout, self.recomputation
+            )
 
     # Plan
 
@@ -93,6 +101,7 @@ class TunableEngine(ChangedTogether):
             algorithms=lambda allowed: [self.algorithm],
             given=self._given,
             buckets=self.buckets,
+            recomputed=self.recomputed,
         )
 
     @property
@@ -108,6 +117,7 @@ class TunableEngine(ChangedTogether):
         fit any more; the layout's buckets, which nothing is sent by, end with it."""
         if configuration.algorithm == self.algorithm.name:
             configuration = replace(configuration, algorithm="")
+        configuration = self.recomputation.named(configuration)
         self.offer.check(configuration)
         return plan(self.tensors, self.order, configuration)
 
@@ -127,6 +137,7 @@ class TunableEngine(ChangedTogether):
         if not self.buckets.are_idle:
             raise RuntimeError(IN_USE)
         self.buckets.put(sizes_of(layout.configuration, self._given, self.buckets))
+        self.recomputation.put(layout.configuration.recomputed_blocks)
 
     def _described(self, layout: Layout) -> str:
         return f"ZeRO stage {self.buckets.stage} communicates by {layout.configuration}, set"

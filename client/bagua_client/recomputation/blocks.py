@@ -1,0 +1,172 @@
+"""The blocks of a model that the training has made recompute their activations: found, watched for
+what forbids to switch them and for what they would keep, and switched."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from bagua_client.torch_private import checkpointing as torchs
+from bagua_client.torch_private.compiled import is_compiled
+from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.wrapper import untraced
+
+ELSEWHERE = "what is saved for the backward pass is kept elsewhere, as in the host's memory"
+NOT_TRAINED = "none of its inputs requires a gradient, so that torch does not train it"
+
+
+class Block:
+    """One block that is recomputed. It holds the model's modules weakly.
+
+    Args:
+        name: in the model.
+        way: how it is recomputed.
+        is_compiled: whether the compiler is given it together with what recomputes it.
+
+    Attributes:
+        kept_bytes: what it keeps for its backward pass if it is not recomputed, as recomputing it
+            has shown; 0: that is not known.
+        hindrance: why it cannot be switched, as its passes have shown; empty: it can.
+    """
+
+    def __init__(self, name: str, way: torchs.Way, is_compiled: bool) -> None:
+        self.name, self.is_compiled = name, is_compiled
+        self.kept_bytes, self.hindrance = 0, ""
+        self._owner, self._module = weakref.ref(way.owner), weakref.ref(way.block)
+        self._attribute, self._given, self._kept = way.attribute, way.given, way.kept
+        self._options = way.options
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def is_reentrant(self) -> bool:
+        return bool(self._options.get("use_reentrant", True))
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether its random numbers are the same ones when it is recomputed."""
+        return bool(self._options.get("preserve_rng_state", True))
+
+    @property
+    def buffers(self) -> Sequence[torch.Tensor]:
+        module = self._module()
+        return () if module is None else tuple(module.buffers())
+
+    def recompute(self) -> None:
+        """Have it recomputed, as the training has said."""
+        self._set(self._given)
+
+    def keep(self) -> None:
+        """Have its activations kept, from the next forward pass on."""
+        self._set(self._kept)
+
+    def watch(self, allocated_bytes: Callable[[], int] | None) -> None:
+        """Have it recomputed, and see what that takes and what forbids to leave it out, until it is
+        switched again. One that is compiled is not watched: it would be compiled anew for that.
+
+        Args:
+            allocated_bytes: what is allocated on its device now; None: nobody knows.
+        """
+        self._set(self._given)
+        if self.is_compiled:
+            return
+        if callable(self._given):
+            self._set(partial(_watched, self._given, self._look, self._measured(allocated_bytes)))
+        elif (module := self._module()) is not None and allocated_bytes is not None:
+            self._watch_module(module, allocated_bytes)
+
+    def _look(self, args: Sequence[Any]) -> None:
+        """Its forward pass begins."""
+        if torchs.has_saved_tensor_hooks():
+            self.hindrance = ELSEWHERE
+        elif self.is_reentrant and not any(
+            isinstance(each, torch.Tensor) and each.requires_grad for each in args
+        ):
+            self.hindrance = NOT_TRAINED
+
+    def _measured(self, allocated_bytes: Callable[[], int] | None) -> Callable[..., Any]:
+        """What calls a function, and knows what that has allocated if it is in a backward pass."""
+
+        def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if allocated_bytes is None or not is_in_backward():
+                return function(*args, **kwargs)
+            before = allocated_bytes()
+            try:
+                return function(*args, **kwargs)
+            finally:  # Torch ends it by an exception once it has all that it needs.
+                self.kept_bytes = max(self.kept_bytes, allocated_bytes() - before)
+
+        return call
+
+    def _watch_module(self, module: torch.nn.Module, allocated_bytes: Callable[[], int]) -> None:
+        """Where torch recomputes it by calling the module."""
+        before: list[int] = []
+
+        @untraced
+        def begins(*_: Any) -> None:
+            if is_in_backward():
+                before.append(allocated_bytes())
+
+        @untraced
+        def ends(*_: Any) -> None:
+            if before:
+                self.kept_bytes = max(self.kept_bytes, allocated_bytes() - before.pop())
+
+        self._handles = [
+            module.register_forward_pre_hook(begins),
+            module.register_forward_hook(ends, always_call=True),
+        ]
+
+    def _set(self, value: Any) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        if (owner := self._owner()) is not None:
+            setattr(owner, self._attribute, value)
+
+
+def _watched(
+    given: Callable[..., Any],
+    look: Callable[[Sequence[Any]], None],
+    measured: Callable[..., Any],
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A block that is recomputed by ``given``, and watched."""
+    look(args)
+    return given(partial(measured, function), *args, **kwargs)
+
+
+def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
+    """The blocks of a model that can be switched, in the order in which the model lists them, and
+    why none of them can be, or some cannot; empty: nothing is recomputed, or all can be."""
+    found: list[Block] = []
+    theirs: set[str] = set()
+    outer = weakref.WeakSet[torch.nn.Module]()  # of what is compiled, or kept elsewhere
+    whole, is_offloaded, recomputing = is_compiled(model), False, False
+    for name, module in model.named_modules():
+        if torchs.keeps_elsewhere(module):
+            is_offloaded = True
+        recomputing |= torchs.recomputes_itself(module)
+        if is_compiled(module):
+            outer.update(module.modules())
+        if (way := torchs.way_of(module)) is None:
+            continue
+        if way.unknown:
+            theirs.add(way.unknown)
+        else:
+            found.append(Block(name, way, module in outer))
+    if not found:
+        if theirs:
+            return [], f"they are recomputed by {', '.join(sorted(theirs))}, which is not torch's"
+        return [], "the model itself calls what recomputes them" if recomputing else ""
+    if whole:
+        return [], "the whole model is compiled as one"
+    if is_offloaded:
+        return [], ELSEWHERE
+    left = f"some are recomputed by {', '.join(sorted(theirs))}" if theirs else ""
+    return found, left
