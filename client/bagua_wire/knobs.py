@@ -141,7 +141,9 @@ ALLOWED_WORDS: dict[str, str] = {
         *((value, value) for value in each.kind.tried if value != each.default),
     ]
 }
-"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the values they allow."""
+ALLOWED_WORDS |= {name: name for name, each in KNOBS.items() if each.computes}
+"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the values they allow. A knob's
+own name allows what it changes in some trainings only."""
 
 BUCKET_KNOB = "bucket_bytes"
 WAYS_KNOB = "hierarchical"
@@ -161,11 +163,11 @@ COUNT_KNOBS = ("kept_units", "prefetch", PREFETCH_BYTES_KNOB, RECOMPUTED_KNOB)
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = tuple(name for name, knob in KNOBS.items() if not knob.changes_numbers)
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
-MEMORY_KNOBS = (
-    *(BUCKET_KNOB, CHANNELS_KNOB, "kept_units", "prefetch", "scatter_buffers"),
-    PREFETCH_BYTES_KNOB,
-)
-"""Knobs of which more takes more memory, of a sharded model and of DeepSpeed's."""
+MEMORY_KNOBS = {
+    **dict.fromkeys((BUCKET_KNOB, CHANNELS_KNOB, "kept_units", "prefetch", "scatter_buffers"), 1),
+    **{PREFETCH_BYTES_KNOB: 1, RECOMPUTED_KNOB: -1},
+}
+"""Knobs of which more takes more memory, or less (-1)."""
 
 
 def domains(

@@ -13,6 +13,7 @@ OTHERS = {
     "algorithm": ["bytegrad", "powersgd"],
     "kept_units": [1, 12],
     "prefetch_bytes": [4096],
+    "recomputed_blocks": [0, 12],
 }
 
 

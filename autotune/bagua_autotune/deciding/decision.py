@@ -413,7 +413,7 @@ def too_large(trials: Sequence[Trial]) -> list[Configuration]:
 
 def _memory_rank(knob: str, value: Value) -> float:
     """A number that is larger if a value takes more memory; NaN: that is not known."""
-    return value if knob in MEMORY_KNOBS and isinstance(value, int) else math.nan
+    return MEMORY_KNOBS.get(knob, math.nan) * value if isinstance(value, int) else math.nan
 
 
 def needs_as_much(

@@ -20,7 +20,13 @@ from bagua_autotune.model.text import describe_speedup
 from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 from bagua_wire.configuration import Configuration, Value
-from bagua_wire.knobs import BUCKET_KNOB, NODE_COPY_KNOB, PREFETCH_BYTES_KNOB, SHARDED_KNOBS
+from bagua_wire.knobs import (
+    BUCKET_KNOB,
+    NODE_COPY_KNOB,
+    PREFETCH_BYTES_KNOB,
+    RECOMPUTED_KNOB,
+    SHARDED_KNOBS,
+)
 from bagua_wire.words import describe_part
 
 ZERO_LINES = {
@@ -37,6 +43,7 @@ LEAVE_AS_IT_IS = "leave your code as it is"
 class StockSetting(View):
     """For torch alone the fastest setting that was measured, or else the default.
 
+    ``recomputed``: how many blocks are recomputed, if that are others than by default; else null.
     ``speedup``, with its 95 % interval: over the default, of the result if this is what was kept,
     else of its trials in the search, which nothing confirmed; null of the default, where nothing
     else was clearly faster. ``missing``: what the best configuration does besides, in words.
@@ -52,6 +59,7 @@ class StockSetting(View):
     missing: str
     is_sharded: bool = False
     zero: dict[str, int] | None = None
+    recomputed: int | None = None
 
 
 def without_us(setting: StockSetting) -> str:
@@ -94,7 +102,13 @@ def stock_setting(reading: Reading) -> StockSetting:
         missing=missing,
         is_sharded=is_sharded,
         zero=_zero_sizes(chosen, job) if is_zero else None,
+        recomputed=_recomputed(chosen, job.baseline),
     )
+
+
+def _recomputed(chosen: Configuration, baseline: Configuration) -> int | None:
+    is_default = chosen.get(RECOMPUTED_KNOB) == baseline.get(RECOMPUTED_KNOB)
+    return None if is_default else chosen.number(RECOMPUTED_KNOB)
 
 
 def _zero_sizes(chosen: Configuration, job: Job) -> dict[str, int]:
@@ -146,8 +160,16 @@ def _remarks(setting: StockSetting) -> list[str]:
     else:
         gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
         gain += "" if setting.is_confirmed else ", by trials of the search, not confirmed"
-    lacking = f"{torchs} cannot do the rest of the best configuration: {setting.missing}"
-    return [gain, lacking] if setting.missing else [gain]
+    remarks = [gain]
+    if setting.recomputed is not None:
+        remarks.append(
+            f"have only the first {setting.recomputed} blocks recomputed: wrap no others in "
+            "checkpoint_wrapper; with transformers set gradient_checkpointing = False on others"
+        )
+    if setting.missing:
+        lacks = f"{torchs} cannot do the rest of the best configuration: {setting.missing}"
+        remarks.append(lacks)
+    return remarks
 
 
 def _call(setting: StockSetting) -> str:
@@ -189,14 +211,15 @@ def _sharded_lines(setting: StockSetting) -> list[str]:
 
 def _unsharded(configuration: Mapping[str, Value], default: Mapping[str, Value]) -> str:
     """What no method of a sharded model does, in words; empty if there is one for all."""
-    own = {*SHARDED_KNOBS} - {NODE_COPY_KNOB}
+    own = {*SHARDED_KNOBS, RECOMPUTED_KNOB} - {NODE_COPY_KNOB}
     own |= {*(k for k, value in configuration.items() if value == default.get(k))}
     return describe_part({knob: value for knob, value in configuration.items() if knob not in own})
 
 
 def _missing(configuration: Mapping[str, Value]) -> str:
     """What stock DDP cannot do, in words; empty if it can do all."""
-    its_own = DEFAULT_SIZES if _has_default_sizes(configuration) else (BUCKET_KNOB,)
+    sizes = DEFAULT_SIZES if _has_default_sizes(configuration) else (BUCKET_KNOB,)
+    its_own = {*sizes, RECOMPUTED_KNOB}
     return describe_part(
         {k: v for k, v in configuration.items() if k not in its_own and v != "off"}
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
-from bagua_client.recomputation.recomputation import Recomputation
+from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
 

@@ -58,8 +58,12 @@ def way_of(module: torch.nn.Module) -> Way | None:
     ):
         return _by_function(module, "_gradient_checkpointing_func", module)
     composable = _imported("torch.distributed._composable.checkpoint_activation")
-    if composable is not None and (state := composable.checkpoint.state(module)) is not None:
-        return Way(state, "enable_hook", True, False, module, {"use_reentrant": False})
+    if composable is not None and _imported(
+        "torch.distributed._composable.contract"
+    ).STATE_KEY in vars(module):
+        # Asked of another module, it would leave a trace in it.
+        if (state := composable.checkpoint.state(module)) is not None:
+            return Way(state, "enable_hook", True, False, module, {"use_reentrant": False})
     return None
 
 

@@ -19,7 +19,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 
 if TYPE_CHECKING:
-    from bagua_client.recomputation.recomputation import Recomputation
+    from bagua_client.tunable.recomputation import Recomputation
 
 logger = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ class Kind:
     Attributes:
         way: in which its blocks are recomputed, or a model of transformers.
         ranks: how they train together: ``replicated``, ``sharded``.
-        every: of the blocks, each so-manyth one is recomputed.
+        every: of the blocks, each so-manyth one is recomputed; 0: none is.
         between: what the training does after each step.
     """
 
@@ -70,10 +70,10 @@ class Kind:
 
 
 class Block(nn.Module):
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH) if kind.norm else nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm = nn.BatchNorm1d(width) if kind.norm else nn.LayerNorm(width)
         self.dropout = kind.dropout
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -82,15 +82,15 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, width: int = WIDTH) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(kind) for _ in range(BLOCKS))
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(kind, width) for _ in range(BLOCKS))
         if kind.tied:
             self.last.weight = self.first.weight
         if kind.frozen:
             self.blocks[1].requires_grad_(False)
-        for place in range(0, BLOCKS, kind.every):
+        for place in range(0, BLOCKS, kind.every) if kind.every else ():
             block = self.blocks[place]
             if kind.compiles == "inside":
                 block = torch.compile(block, backend="aot_eager")
@@ -109,13 +109,17 @@ class Net(nn.Module):
 def _transformer(kind: Kind) -> nn.Module:
     import transformers
 
-    sizes = {"vocab_size": 32, "attn_implementation": "eager"}
+    sizes: dict[str, Any] = {"vocab_size": 32, "attn_implementation": "eager"}
     if kind.way.startswith("gpt2"):
         config = transformers.GPT2Config(n_embd=16, n_layer=4, n_head=2, n_positions=16, **sizes)
         model = transformers.GPT2LMHeadModel(config)
     else:
         config = transformers.LlamaConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, **sizes
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            **sizes,
         )
         model = transformers.LlamaForCausalLM(config)
     options = {"use_reentrant": "reentrant" in kind.way}
@@ -131,8 +135,10 @@ def made(kind: Kind, is_ours: bool) -> Any:
         wrapper = bagua_client.DistributedDataParallel if is_ours else Stock
         return wrapper(model, static_graph=kind.static_graph)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    layers = model.blocks if isinstance(model, Net) else getattr(
-        model.base_model, "h", getattr(model.base_model, "layers", ())
+    layers = (
+        model.blocks
+        if isinstance(model, Net)
+        else getattr(model.base_model, "h", getattr(model.base_model, "layers", ()))
     )
     for layer in layers:
         fully_shard(layer, mp_policy=policy)

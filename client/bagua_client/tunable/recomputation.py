@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bagua_client.configuration import Configuration
-from bagua_client.recomputation.blocks import Block, blocks_of
+from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_client.torch_private import checkpointing as torchs
 from bagua_client.torch_private.wrapper import untraced
 from bagua_client.tunable.looks import Observers, seen

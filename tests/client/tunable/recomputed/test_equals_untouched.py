@@ -1,5 +1,5 @@
-"""Losses, states and random numbers are those of an untouched model, bit for bit, whatever number of
-blocks is recomputed from one step to the next."""
+"""Losses, states and random numbers are those of an untouched model, bit for bit, however many
+blocks are recomputed from one step to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client.recomputation.models import BLOCKS, WAYS, Kind, differs
+from tests.client.tunable.recomputed.models import BLOCKS, WAYS, Kind, differs
 from tests.ranks import RankPool
 
 PLAN: dict[int, dict[str, Any]] = {

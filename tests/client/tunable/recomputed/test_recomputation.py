@@ -1,0 +1,251 @@
+"""Which blocks of a model can be switched, why others cannot, and what they keep."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+    offload_wrapper,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bagua_client.tunable.looks import Observers
+from bagua_client.tunable.recomputation import Recomputation
+from tests.client.tunable.recomputed.models import BLOCKS, WAYS, WIDTH, Kind, Net
+
+MIB = 2**20
+
+
+def seen(
+    model: nn.Module,
+    step: Callable[[nn.Module], object] = lambda model: model(torch.randn(6, WIDTH)),
+    allocated_bytes: Callable[[], int] | None = None,
+) -> Recomputation:
+    """What is known of a model after its first steps."""
+    observers = Observers()
+    found = Recomputation(model, observers, allocated_bytes)
+    for _ in range(3):
+        result = step(model)
+        result.square().mean().backward()
+    found.conclude()
+    assert not observers.has_failed
+    return found
+
+
+def own(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def on_the_host(model: nn.Module) -> torch.Tensor:
+    with save_on_cpu():
+        return model(torch.randn(6, WIDTH))
+
+
+def without_gradients(kind: Kind) -> nn.Module:
+    model = Net(kind)
+    model.first.requires_grad_(False)
+    return model
+
+
+def with_own(function: Any) -> nn.Module:
+    model = Net(Kind(every=0))
+    for place in (1, 3):
+        model.blocks[place] = checkpoint_wrapper(model.blocks[place], checkpoint_fn=function)
+    return model
+
+
+def half_offloaded() -> nn.Module:
+    model = Net(Kind(every=2))
+    model.blocks[1] = offload_wrapper(model.blocks[1])
+    return model
+
+
+def compiled() -> nn.Module:
+    model = Net(Kind())
+    model.compile(backend="eager")
+    return model
+
+
+LEFT_ALONE: Mapping[str, tuple[Callable[[], nn.Module], Callable[..., Any] | None, str]] = {
+    "other random numbers": (lambda: Net(Kind("random state lost")), None, "preserve_rng_state"),
+    "buffers": (lambda: Net(Kind(norm=True)), None, "blocks write buffers"),
+    "not trained": (lambda: without_gradients(Kind("reentrant")), None, "requires a gradient"),
+    "host's memory": (lambda: Net(Kind()), on_the_host, "kept elsewhere"),
+    "offloaded blocks": (half_offloaded, None, "kept elsewhere"),
+    "another's function": (lambda: with_own(own), None, "recomputed by own, which is not torch's"),
+    "compiled as one": (compiled, None, "the whole model is compiled"),
+}
+
+
+@pytest.mark.parametrize(("make", "step", "why"), LEFT_ALONE.values(), ids=LEFT_ALONE)
+def test_what_would_change_numbers_is_left_alone_with_the_reason(
+    make: Callable[[], nn.Module], step: Callable[..., Any] | None, why: str
+) -> None:
+    limit = seen(make(), *([step] if step else [])).limit(None)
+    assert not limit.values
+    assert why in limit.left_alone
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "random state lost"])
+def test_blocks_that_the_training_left_alone_are_left_alone(way: str) -> None:
+    model = Net(Kind(way, every=2))
+    names = list(model.state_dict())
+    found = seen(model)
+    assert len(found) == BLOCKS // 2
+    assert list(found.limit(None).values) == [2, 1, 0]
+    found.put(0)
+    assert "2" in found.limit(None).cannot(3)
+    assert list(model.state_dict()) == names
+
+
+def test_a_model_that_recomputes_nothing_has_nothing_to_say() -> None:
+    limit = seen(Net(Kind(every=0))).limit(None)
+    assert (limit.values, limit.left_alone) == ([], "")
+
+
+def test_nothing_can_be_set_before_it_is_known_what_forbids_it() -> None:
+    found = Recomputation(Net(Kind()), Observers())
+    assert "after the first steps" in found.limit(None).cannot(0)
+    assert not found.limit(None).values
+    assert found.limit(None).cannot(BLOCKS) == ""
+
+
+@pytest.mark.parametrize("way", ["wrapper", "composable", "reentrant"])
+def test_what_is_forgotten_is_as_the_training_made_it(way: str) -> None:
+    model = Net(Kind(way))
+    before = [dict(vars(module)) for module in model.modules()]
+    found = seen(model)
+    found.put(1)
+    found.forget()
+    for module, attributes in zip(model.modules(), before, strict=True):
+        now = vars(module)
+        assert now.keys() == attributes.keys()
+        assert all(now[name] is value or now[name] == value for name, value in attributes.items())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled_with_what_recomputes_it_16_bits_are_only_tried_if_allowed(autocast: bool) -> None:
+    def step(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+            found: torch.Tensor = model(torch.randn(6, WIDTH))
+        return found
+
+    limit = seen(Net(Kind(compiles="around")), step).limit(None)
+    assert bool(limit.changes) == autocast
+    assert limit.values
+
+
+# What they keep.
+
+
+class Paper(TorchDispatchMode):
+    """A CPU's memory, as far as it is allocated inside this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_bytes = self.peak_bytes = 0
+        self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def now(self) -> int:
+        return self.now_bytes
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            if isinstance(each, torch.Tensor):
+                self._hold(each.untyped_storage())
+        return found
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key, size_bytes = id(storage), storage.nbytes()
+        if (known := self._held.get(key)) is not None and known() is storage:
+            return
+
+        def freed(_: object) -> None:
+            self.now_bytes -= size_bytes
+
+        self._held[key] = weakref.ref(storage, freed)
+        self.now_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+
+
+@pytest.mark.parametrize("way", ["wrapper", "composable", "reentrant", "to the end"])
+def test_the_peak_is_predicted_before_it_is_tried(way: str) -> None:
+    torch.manual_seed(0)
+    model = Net(Kind(way, dropout=0.0), width=256)
+
+    def step(model: nn.Module) -> torch.Tensor:
+        return model(torch.randn(1024, 256))
+
+    def peak(count: int) -> int:
+        found.put(count)
+        with Paper() as paper:
+            step(model).square().mean().backward()
+            model.zero_grad()
+        return paper.peak_bytes
+
+    with Paper() as paper:
+        found = seen(model, step, paper.now)
+    model.zero_grad()
+    default = peak(BLOCKS)
+    one = found.kept_bytes(BLOCKS - 1)
+    assert one > MIB
+    for count in range(BLOCKS):
+        predicted = default + found.kept_bytes(count)
+        assert predicted - 1.5 * one <= peak(count) <= predicted, count
+
+
+def test_as_few_are_recomputed_as_fit() -> None:
+    torch.manual_seed(0)
+    model = Net(Kind(dropout=0.0), width=256)
+    with Paper() as paper:
+        found = seen(model, lambda model: model(torch.randn(1024, 256)), paper.now)
+    one = found.kept_bytes(BLOCKS - 1)
+    assert list(found.limit(2 * one).values) == [4, 3, 2]
+    assert list(found.limit(one - 1).values) == [4]
+    assert list(found.limit(-one).values) == [4]
+    assert list(found.limit(None).values) == [4, 3, 2, 1, 0]
+
+
+def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() -> None:
+    model = Net(Kind(dropout=0.0), width=256)
+    paper = Paper()
+
+    def step(rows: int) -> int:
+        """How many blocks ran again."""
+        count = 0
+
+        def ran(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        handles = [block.up.register_forward_hook(ran) for block in model.blocks]
+        with paper:
+            model(torch.randn(rows, 256)).square().mean().backward()
+        for handle in handles:
+            handle.remove()
+        return count - BLOCKS
+
+    with paper:
+        found = seen(model, lambda model: model(torch.randn(64, 256)), paper.now)
+    before = found.kept_bytes(0)
+    found.put(1)
+    assert step(64) == 1
+    assert (step(65), found.was_held_back) == (BLOCKS, True)
+    assert found.kept_bytes(0) > before, "and what it would keep is known now"
+    assert step(65) == 1
+    assert step(32) == 1
+    with torch.no_grad():
+        model(torch.randn(100, 256))
+    assert step(100) == BLOCKS
