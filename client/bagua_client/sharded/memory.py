@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
-from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
+from bagua_client.tunable.recomputation import Recomputation
 
 BYTES_OF_16_BITS = 2
 

@@ -57,13 +57,14 @@ def way_of(module: torch.nn.Module) -> Way | None:
         kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__
     ):
         return _by_function(module, "_gradient_checkpointing_func", module)
+    # Asked of a module that has no such state, torch would leave a trace in it.
+    contract = _imported("torch.distributed._composable.contract")
+    if contract is None or contract.STATE_KEY not in vars(module):
+        return None
     composable = _imported("torch.distributed._composable.checkpoint_activation")
-    if composable is not None and _imported(
-        "torch.distributed._composable.contract"
-    ).STATE_KEY in vars(module):
-        # Asked of another module, it would leave a trace in it.
-        if (state := composable.checkpoint.state(module)) is not None:
-            return Way(state, "enable_hook", True, False, module, {"use_reentrant": False})
+    state = composable and composable.checkpoint.state(module)
+    if state is not None:
+        return Way(state, "enable_hook", True, False, module, {"use_reentrant": False})
     return None
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from bagua_client.configuration import Configuration
-from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_client.torch_private import checkpointing as torchs
 from bagua_client.torch_private.wrapper import untraced
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
+from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_wire.knobs import ALL_BLOCKS
 
 SHARES_KEPT = (0.25, 0.5, 0.75, 1.0)

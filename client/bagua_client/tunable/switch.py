@@ -20,11 +20,11 @@ from bagua_client.communication.agreement import attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
-from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import MeasuredMemory, memory_of
 from bagua_client.tunable.offer import Limit
+from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.tunable.tunable import NOBODY, Listener
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from bagua_client.algorithms import DEFAULT_ALGORITHM, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
-from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
+from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.tunable.switch import ChangedTogether
 from bagua_client.tunable.tunable import Timeline
 from bagua_client.zero.buckets import Buckets, Sizes, refusal_of
