@@ -105,7 +105,7 @@ class ShardedSimulator:
             "scatter_group": ("shared", "own"),
             "scatter_buffers": (1, 2),
         }
-        return domains(min(sizes), sum(sizes), few, False)
+        return domains((min(sizes), sum(sizes)), few, False)
 
     @property
     def default(self) -> Configuration:

@@ -147,7 +147,7 @@ class Simulator:
             "first_bucket_bytes": EDGE_BUCKET_BYTES,
             "last_bucket_bytes": EDGE_BUCKET_BYTES,
         }
-        return domains(BUCKET_SIZES.low_bytes, BUCKET_SIZES.high_bytes, few, True)
+        return domains((BUCKET_SIZES.low_bytes, BUCKET_SIZES.high_bytes), few, True)
 
     @property
     def default(self) -> Configuration:

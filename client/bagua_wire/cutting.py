@@ -34,11 +34,11 @@ class Cutting(NamedTuple):
     @staticmethod
     def of(values: Mapping[str, Any]) -> Cutting:
         """Read the cutting from a configuration's values, by knob; without one for the first or
-        last bucket there is none.
+        last bucket there is none. Without a size nothing travels: each tensor is by itself.
         """
         if explicit := values.get("buckets"):
             return Cutting(explicit=tuple(explicit))
-        size = values["bucket_bytes"]
+        size = values.get("bucket_bytes", 0)
         first, last = (
             min(values.get(knob, 0), size) for knob in ("first_bucket_bytes", "last_bucket_bytes")
         )

@@ -171,17 +171,18 @@ MEMORY_KNOBS = {
 
 
 def domains(
-    low_bytes: int, high_bytes: int, few: Mapping[str, Sequence[Value]], has_explicit_buckets: bool
+    sizes: tuple[int, int] | None, few: Mapping[str, Sequence[Value]], has_explicit_buckets: bool
 ) -> dict[str, dict[str, Any]]:
     """The knobs that a job is registered with, by name, and what may be tried of each.
 
     Args:
-        low_bytes, high_bytes: the smallest and the largest size of a bucket.
+        sizes: the smallest and the largest size of a bucket; None: the job has no buckets.
         few: of the knobs that have few values those that may be tried.
         has_explicit_buckets: whether an explicit list of buckets can be cut.
     """
+    buckets = {} if sizes is None else dict(zip(("low", "high"), sizes, strict=True))
     return {
-        "bucket_bytes": {"type": "log_integer", "low": low_bytes, "high": high_bytes},
+        **({"bucket_bytes": {"type": "log_integer", **buckets}} if buckets else {}),
         **{knob: {"type": "categorical", "values": values} for knob, values in few.items()},
         **({"buckets": {"type": "partition"}} if has_explicit_buckets else {}),
     }

@@ -25,7 +25,7 @@ BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
 AGENT = {"guard", "service", "measuring", "reporter", *THREADS, *TUNABLE, *KNOWN, *TOLD}
-INTEGRATIONS = {"checking", "agent", "reducer", "sharded", "zero", *AGENT}
+INTEGRATIONS = {"checking", "agent", "reducer", "sharded", "zero", "single", *AGENT}
 STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
@@ -46,6 +46,7 @@ LAYERS = {
     "reducer": TUNABLE,
     "sharded": TUNABLE,
     "zero": TUNABLE,
+    "single": TUNABLE,
     "measuring": TUNABLE,
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {

@@ -124,7 +124,7 @@ class JobSpec(BaseModel):
             )
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
             raise ValueError("tensors: a name occurs twice")
-        if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger):
+        if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger) and self.world_size > 1:
             raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
         self._check_reserved_knobs()
         combinations = count_combinations(self.knobs, self.default_configuration)

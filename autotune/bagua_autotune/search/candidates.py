@@ -79,7 +79,7 @@ def explicit_candidates(
     With one channel and unchanged gradients, as the cost model assumes.  Its bucket size is that of
     its average bucket.  A list that equals a candidate's buckets is left out.
     """
-    domain = space[BUCKET_KNOB]
+    domain = space.get(BUCKET_KNOB)
     if not isinstance(domain, LogInteger):
         return []
     table = layouts.table(candidates)

@@ -69,8 +69,8 @@ def make_curve(
 ) -> Curve:
     """Fit the search's model to the trials of the round that is shown. Takes a while.
 
-    There is none with too few trials, with a search method or a protocol that has none, and of a
-    search with whole runs, which the service does not make.
+    There is none with too few trials, with a search method or a protocol that has none, of a job
+    without buckets, and of a search with whole runs, which the service does not make.
 
     Args:
         trials: of all rounds.
@@ -89,7 +89,8 @@ def make_curve(
         importance = make_importance(round_, chosen, problem, make_searcher)
         known = known.model_copy(update={"importance": importance})
         told = told_searcher(round_, problem, make_searcher)
-        if told is None or not has_seconds or not isinstance(told[0], Predicts):
+        has_curve = has_seconds and BUCKET_KNOB in job.space
+        if told is None or not has_curve or not isinstance(told[0], Predicts):
             return known
         searcher, problem = told[0], told[1]
         gain = searcher.expected_gain()

@@ -34,12 +34,18 @@ from bagua_autotune.views.steps import (
     switches,
     thin_out,
 )
-from bagua_autotune.views.stock import StockSetting, stock_ddp_snippet, stock_setting
+from bagua_autotune.views.stock import (
+    StockSetting,
+    has_stock_line,
+    stock_ddp_snippet,
+    stock_setting,
+)
 from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
 from bagua_autotune.views.training_lives import Life, make_lives
 from bagua_autotune.views.trials import ShownTrial, shown_trials
 from bagua_autotune.views.words import explain, machine_change
 from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import BUCKET_KNOB
 from bagua_wire.words import KNOB_WORDS, words_of
 
 # A hundred kilobytes each, and only looked at one by one.
@@ -70,7 +76,7 @@ class JobOverview(View):
     of more than 256 those that compute longest and shortest. ``why``: why this configuration.
     ``machine_change``: one sentence if the machine itself became slower or faster during the
     tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and
-    ``stock_ddp`` the Python for it, empty of a search with whole runs. ``events``: the newest.
+    ``stock_ddp`` the Python for it; empty where there is none. ``events``: the newest.
     ``lives``: those of its training, if it has several. ``knob_words``: of the job's knobs, and of
     those that the service knows.
     """
@@ -227,6 +233,8 @@ class Overviews:
         job = self.store.jobs.get(job_id)
         if job.protocol in RUNS:
             return JobBuckets(tensors=0, bytes=0, layouts=[])
+        if BUCKET_KNOB not in job.space:
+            return make_layouts(self._knowledge.layouts(job), {})
         best = best_trial(Round.shown(job, self.store.trials.of(job_id)))
         configurations: dict[Role, Configuration] = {"default": job.baseline}
         if best is not None:
@@ -258,12 +266,12 @@ class Overviews:
             steps=thin_out(times),
             switches=switches(reading),
             best=best_so_far(reading, summary.figures.incumbent_seconds),
-            # One process times a whole run.
-            ranks=rank_times(reading.latest) if job.protocol == "v2" else [],
+            # One process times a whole run; and one that trains alone is compared with none.
+            ranks=rank_times(reading.latest) if job.protocol == "v2" and job.world_size > 1 else [],
             why=explain(reading, summary.figures, self._exposed(reading)),
             machine_change=machine_change(reading),
             stock=stock,
-            stock_ddp="" if job.protocol in RUNS else stock_ddp_snippet(stock),
+            stock_ddp=stock_ddp_snippet(stock) if has_stock_line(job) else "",
             events=self.store.events.of(job_id, NEWEST_EVENTS),
             knob_words=_knob_words(job.space),
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
-from bagua_autotune.model.job import Job
+from bagua_autotune.model.job import RUNS, Job
 from bagua_autotune.model.knobs import ConfigurationField
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe_speedup
@@ -60,6 +60,12 @@ class StockSetting(View):
     is_sharded: bool = False
     zero: dict[str, int] | None = None
     recomputed: int | None = None
+
+
+def has_stock_line(job: Job) -> bool:
+    """Whether there is anything to paste: not of a search with whole runs, nor of a job that sends
+    nothing."""
+    return job.protocol not in RUNS and BUCKET_KNOB in job.space
 
 
 def without_us(setting: StockSetting) -> str:

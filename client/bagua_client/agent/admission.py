@@ -18,12 +18,15 @@ import torch.distributed as dist
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
 from bagua_client.agent.correspondence import Correspondence
-from bagua_client.agent.job import name_of
+from bagua_client.agent.job import name_of, nothing_to_try
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
-from bagua_client.communication.agreement import Vote, attempt
-from bagua_client.communication.communicator import CONNECT_SECONDS, Communicator
+from bagua_client.communication.agreement import Group, Vote, attempt, destroy, rank_in
+from bagua_client.communication.communicator import (
+    CONNECT_SECONDS,
+    Communicator,
+)
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -31,18 +34,17 @@ from bagua_client.knob_choices import Choice
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
-from bagua_client.tunable.looks import NotTuned, together
+from bagua_client.tunable.looks import NotTuned, seen, together
 from bagua_client.tunable.tunable import Tunable
 from bagua_wire.knobs import KNOBS
 
 logger = logging.getLogger(__name__)
 
-SINGLE_RANK = "a single rank communicates nothing"
 LATE = "not all ranks have BAGUA_AUTOTUNE=1 and a bagua_client wrapper; set both on all ranks"
 NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
-def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str, Choice]) -> str:
+def why_not_admitted(group: Group, refusal: str, knobs: Mapping[str, Choice]) -> str:
     """Why a model is not tuned; empty: all of its ranks want it tuned, and can, and understand one
     another.
 
@@ -54,13 +56,10 @@ def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str,
         refusal: why it cannot be tuned on this rank; empty: it can.
         knobs: what the user chose; the ranks make process groups for what is pinned.
     """
-    if dist.get_world_size(group) == 1:
-        announce(logger, "autotune is off: %s", SINGLE_RANK)
-        return SINGLE_RANK
     pinned = {knob: each.pinned for knob, each in sorted(knobs.items()) if each.pinned is not None}
     answer = f"{REFUSAL}{refusal}" if refusal else f"format {report.FORMAT}{pinned or ''}"
     speaker, reason = verdict(group, "bagua", answer, _summary, LATE)
-    if reason and speaker == dist.get_rank(group):
+    if reason and speaker == rank_in(group):
         logger.warning("autotune is off: %s", reason)
     return reason
 
@@ -80,17 +79,19 @@ def _summary(answers: list[str]) -> str:
     return ""
 
 
-def control_group(communicator: Communicator) -> dist.ProcessGroup:
-    """A gloo group for the agents' messages. Some clusters give gloo no usable interface. The ranks
-    vote on their own group before and after, which works; each waits for the others only as long as
-    connecting may take.
+def control_group(communicator: Communicator) -> Group:
+    """A gloo group for the agents' messages; None: there is but one rank. Some clusters give gloo
+    no usable interface. The ranks vote on their own group before and after, which works; each waits
+    for the others only as long as connecting may take.
 
     Raises:
         NotTuned: a rank cannot have it.
     """
+    if communicator.world_size == 1:
+        return None
     if not _agreed(communicator, _device_error()):
         raise NotTuned(NO_CONTROL_GROUP)
-    group: dist.ProcessGroup | None = None
+    group: Group = None
     error = ""
     try:
         group = communicator.new_group(
@@ -99,11 +100,10 @@ def control_group(communicator: Communicator) -> dist.ProcessGroup:
     except Exception as failure:
         error = str(failure)
     if _agreed(communicator, error) and group is not None:
-        usual = torch_groups.timeout_of(communicator.group, communicator.device)
+        usual = torch_groups.timeout_of(communicator.everyone, communicator.device)
         torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
         return group
-    if group is not None:
-        dist.destroy_process_group(group)
+    destroy(group)
     raise NotTuned(NO_CONTROL_GROUP)
 
 
@@ -157,11 +157,15 @@ def start_agent(
         file: what the tuning tries first.
 
     Raises:
-        NotTuned: the ranks cannot talk, or one of them cannot make its agent.
+        NotTuned: the ranks cannot talk, or one of them cannot make its agent; or there is but one
+            rank, and nothing to try on it.
     """
     communicator = tunable.communicator
     voters = communicator.group, communicator.device
-    ranks = tuple(dist.get_process_group_ranks(communicator.group))
+    ranks = communicator.global_ranks
+    if reason := seen(lambda: nothing_to_try(tunable, environment.allowed), ""):
+        announce(logger, "autotune is off: %s", reason)
+        raise NotTuned(reason)
 
     def offer() -> tuple[str, Handover, list[str]]:
         name = name_of(environment, model, ranks, _models[ranks] + 1)
@@ -187,7 +191,7 @@ def start_agent(
         return together(make, Agent.abandon, *voters)
     except NotTuned:
         tunable.detach()
-        dist.destroy_process_group(group)
+        destroy(group)
         raise
 
 

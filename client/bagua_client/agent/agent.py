@@ -32,12 +32,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bagua_client.agent.correspondence import Command, Correspondence
 from bagua_client.agent.outcome import Outcome, awaited
 from bagua_client.agent.pace import Detail, Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
+from bagua_client.communication.agreement import Group, destroy
 from bagua_client.environment import Environment
 from bagua_client.guard.loss_guard import LossGuard
 from bagua_client.layout import Layout
@@ -90,7 +90,7 @@ class Agent(Measures):
     def __init__(
         self,
         tunable: Tunable,
-        group: dist.ProcessGroup,
+        group: Group,
         measurement: RankMeasurement,
         service: Correspondence,
         environment: Environment,
@@ -111,6 +111,7 @@ class Agent(Measures):
         self._will_watch = self._is_switching = False
         self._reductions = self._next_report = 0
         self._trial: int | None = None
+        self._refusal = ""
         self._guard = LossGuard()
         self._put_in_force = tunable.layout.configuration
         self._in_flight: Message | None = None
@@ -183,7 +184,8 @@ class Agent(Measures):
 
     def _put_report(self) -> bytes | None:
         report, command = Report(), None
-        if self._tunable.refusal:
+        self._refusal = self._tunable.refusal or self._service.nothing_to_try()
+        if self._refusal:
             report.stop = Stop.REFUSED
         elif self._rank == 0:
             command = self._service.next_command(
@@ -321,9 +323,9 @@ class Agent(Measures):
         """Stop on all ranks: some rank cannot go on."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(way_back(self._tunable, self._exchange.group, CPU))
-        state, reason = ending(stops, self._tunable.refusal)
+        state, reason = ending(stops, self._refusal)
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
-            logger.warning("autotune is off: %s", self._tunable.refusal)
+            logger.warning("autotune is off: %s", self._refusal)
         self._service.tell("ended", None, reason)
         self._observe(self.outcome.end, state, reason, self.measurement.step)
         self._end(watch=False)
@@ -354,7 +356,7 @@ class Agent(Measures):
             if not self._will_watch:
                 group = self._exchange.group
                 self._detach()
-                dist.destroy_process_group(group)
+                destroy(group)
                 return False
             self.state = State.WATCHING
             self._tunable.watch()

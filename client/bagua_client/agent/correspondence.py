@@ -8,7 +8,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
+from bagua_client.agent.job import (
+    describe_job,
+    is_warming_up,
+    nothing_to_try,
+    without_unwatched,
+)
 from bagua_client.agent.report import Report, gathered
 from bagua_client.agent.turns import Turn
 from bagua_client.configuration import Configuration
@@ -69,6 +74,12 @@ class Correspondence:
         self._turn = turn
         self._reporter: Reporter | None = None
         self._disturbed = False
+
+    def nothing_to_try(self) -> str:
+        """Why there is nothing to describe a job for; empty: there is, or it is described."""
+        if self._reporter is not None:
+            return ""
+        return nothing_to_try(self._tunable, self._environment.allowed)
 
     # What the service wants
 

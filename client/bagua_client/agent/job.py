@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
@@ -39,7 +40,7 @@ def name_of(environment: Environment, model: str, ranks: Sequence[int], position
         position: counts the models that these ranks wrapped, from 1.
     """
     name = environment.job or f"{Path(sys.argv[0]).stem or 'python'}-{model}"
-    if len(ranks) < dist.get_world_size():
+    if dist.is_initialized() and len(ranks) < dist.get_world_size():
         place = f"@{_ranks(ranks)}"
         name = name[: 190 - len(place)] + place
     return name[:190] if position == 1 else f"{name[:190]}#{position}"
@@ -70,6 +71,16 @@ def without_unwatched(environment: Environment, knows_losses: bool) -> Environme
     return replace(environment, allowed=precisions)
 
 
+def nothing_to_try(tunable: Tunable, allowed: Collection[str]) -> str:
+    """Why nothing can be tried on a single rank, which communicates nothing; empty: something can,
+    or may turn out to be possible in the first steps."""
+    offer = tunable.offer
+    is_known = tunable.order_is_agreed or not tunable.recomputation
+    if tunable.communicator.world_size > 1 or not is_known or offer.has_choice(allowed):
+        return ""
+    return "; ".join([NOBODY_ELSE, *offer.reasons()])
+
+
 def is_warming_up(tunable: Tunable, environment: Environment) -> bool:
     """Whether an algorithm that may be tried has another phase to come."""
     choices = tunable.offer.algorithms(environment.allowed)
@@ -85,7 +96,7 @@ def describe_job(
     software = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "backend": str(dist.get_backend(communicator.group)),
+        **({"backend": communicator.backend} if communicator.backend else {}),
         "device": device_name(communicator.device),
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
@@ -152,7 +163,7 @@ def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
     values = tunable.default.values | {"algorithm": tunable.algorithm.name}
     offer, found = tunable.offer, {}
     few = offer.values(environment.allowed)
-    for knob, offered in domains(*offer.bucket_bytes, few, offer.has_explicit_buckets).items():
+    for knob, offered in domains(offer.bucket_bytes, few, offer.has_explicit_buckets).items():
         choice = environment.knobs.get(knob)
         domain = choice.within(knob, offered, values[knob]) if choice else offered
         if domain is None:

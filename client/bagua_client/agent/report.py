@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from bagua_client.communication.agreement import Group
 from bagua_client.guard.loss_guard import Losses
 from bagua_client.measuring.clock import StepTime
 from bagua_client.measuring.rank_measurement import Span
@@ -124,25 +125,27 @@ class Exchange:
     Its memory is used anew each time: new tensors were a third of what a report costs.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group: dist.ProcessGroup | None = group
-        ranks = range(dist.get_world_size(group))
+    def __init__(self, group: Group) -> None:
+        self._group, self._is_closed = group, False
         self._own = array("d", bytes(8 * ROOM_AT + ROOM_BYTES))
-        self._rows = [array("d", self._own) for _ in ranks]
+        # Alone, what this process puts is all that comes.
+        self._rows = [self._own]
+        if group is not None:
+            self._rows = [array("d", self._own) for _ in range(dist.get_world_size(group))]
         self._own_tensor = torch.frombuffer(self._own, dtype=torch.float64)
         self._tensors = [torch.frombuffer(row, dtype=torch.float64) for row in self._rows]
         self._work: dist.Work | None = None
 
     @property
-    def group(self) -> dist.ProcessGroup:
+    def group(self) -> Group:
         """The ranks' control group."""
-        if self._group is None:
+        if self._is_closed:
             raise RuntimeError("the tuning's control group is gone")
         return self._group
 
     def close(self) -> None:
         """Let go of the group: whatever keeps this does not keep that."""
-        self._group = self._work = None
+        self._group, self._work, self._is_closed = None, None, True
 
     def put(self, report: Report) -> None:
         """Put this rank's report, to be sent next."""
@@ -168,18 +171,21 @@ class Exchange:
 
     def start(self) -> None:
         """Send it. All ranks must come to this together, after the last conclusion."""
-        self._work = dist.all_gather(
-            self._tensors, self._own_tensor, group=self.group, async_op=True
-        )
+        if (group := self.group) is not None:
+            self._work = dist.all_gather(
+                self._tensors, self._own_tensor, group=group, async_op=True
+            )
 
     def start_command(self, size_bytes: int, command: bytes | None) -> Callable[[], bytes]:
         """Send a command that is too long for a report; only rank 0 has it. All ranks must come to
         this together. Returns what waits for it."""
+        if (group := self.group) is None:
+            return lambda: command or b""
         text = torch.zeros(size_bytes, dtype=torch.uint8)
         if command is not None:
             text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
-        source = dist.get_global_rank(self.group, 0)
-        work = dist.broadcast(text, src=source, group=self.group, async_op=True)
+        source = dist.get_global_rank(group, 0)
+        work = dist.broadcast(text, src=source, group=group, async_op=True)
 
         def arrives() -> bytes:
             work.wait()

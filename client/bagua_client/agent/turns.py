@@ -241,16 +241,17 @@ _of_process: tuple[Any, Turns] | None = None
 
 
 def turns() -> Turns:
-    """The turns of this process's models; a job's models are those of one default group."""
+    """The turns of this process's models; a job's models are those of one default group, or of the
+    process that has none."""
     global _of_process
     world = dist.group.WORLD
     if _of_process is None or _of_process[0]() is not world:
-        reference = ref(world)
+        find_world = (lambda: None) if world is None else ref(world)
 
         def find_store() -> torch_groups.Store | None:
-            return torch_groups.store() if dist.group.WORLD is reference() else None
+            return torch_groups.store() if dist.group.WORLD is find_world() else None
 
         found = Turns(find_store)
         torch_groups.when_destroyed(found.end)
-        _of_process = reference, found
+        _of_process = find_world, found
     return _of_process[1]

@@ -25,6 +25,8 @@ from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import describe_job, device_name
 from bagua_client.checking import fewer_bytes
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
+from bagua_client.communication.agreement import Group, ranks_in
+from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
 from bagua_client.tunable.looks import NotTuned, together
@@ -182,7 +184,7 @@ class Check(Measures):
         document = {
             "ranks": self._communicator.world_size,
             "nodes": len(topology.nodes),
-            "backend": str(dist.get_backend(self._communicator.group)),
+            "backend": self._communicator.backend,
             "device": device_name(device),
             "models": self.models,
             "backward_passes": round(self._reductions / max(self.measurement.step, 1)),
@@ -204,7 +206,7 @@ class Check(Measures):
 
 
 def begin(
-    group: dist.ProcessGroup,
+    group: Group,
     refusal: str,
     tunable: Callable[[], Tunable],
     optimizers: Iterable[torch.optim.Optimizer],
@@ -223,7 +225,7 @@ def begin(
     if _checks:
         _checks[0].models += 1
         return
-    refusal = why_not_admitted(group, refusal, {})
+    refusal = NOBODY_ELSE if ranks_in(group) == 1 else why_not_admitted(group, refusal, {})
     if not refusal:
         try:
             made = tunable()

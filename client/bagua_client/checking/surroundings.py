@@ -76,7 +76,7 @@ class Surroundings:
         communicator = self._communicator
         seen: Seen = {
             "device": communicator.device.type,
-            "backend": torch_groups.backend_name(communicator.group, communicator.device),
+            "backend": torch_groups.backend_name(communicator.everyone, communicator.device),
             "debug_level": torchs.c10d.get_debug_level().name,
             "variables": self._variables,
             "variables_later": _variables(os.environ),
@@ -133,7 +133,7 @@ def gather(text: bytes, communicator: Communicator) -> list[Seen]:
     Args:
         text: what this rank has; see :meth:`Surroundings.look`.
     """
-    device, group, ranks = communicator.device, communicator.group, communicator.world_size
+    device, group, ranks = communicator.device, communicator.everyone, communicator.world_size
     length = torch.tensor([len(text)], dtype=torch.int64, device=device)
     lengths = [torch.empty_like(length) for _ in range(ranks)]
     dist.all_gather(lengths, length, group=group)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.communication import nccl, spares
+from bagua_client.communication.agreement import Group
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -19,7 +20,7 @@ from bagua_client.communication.operations import (
     Reduce,
     ReduceScatter,
 )
-from bagua_client.communication.topology import discover
+from bagua_client.communication.topology import Topology, discover
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import groups as torch_groups
 from bagua_wire.knobs import CHANNELS_VALUES
@@ -42,6 +43,8 @@ class NodeGroups:
 
 CONNECT_SECONDS = 30.0
 """Longest time for the ranks of a new gloo group to find each other."""
+
+NOBODY_ELSE = "a single rank communicates nothing"
 
 FAILED = -1
 """Voted in place of a number by a rank that could not make the group before."""
@@ -66,14 +69,17 @@ class Communicator:
     kernels of several NCCL groups fit on the GPU together (see nccl).
 
     Attributes:
-        group: the process group of all these ranks.
+        group: the process group of all these ranks, in which they agree; None: there is but this
+            process, see :class:`Alone`.
+        everyone: the same group; where there is none, nothing that communicates is asked for.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
         is_left: whether the ranks do not train the model together any more.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group = group
+        self.group: Group = group
+        self.everyone = group
         self.device = device
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
@@ -85,21 +91,43 @@ class Communicator:
         self.is_left = False
 
     @property
+    def backend(self) -> str:
+        """The name of the group's; empty: there is no group."""
+        return str(dist.get_backend(self.everyone))
+
+    @property
+    def name(self) -> str:
+        """The group's."""
+        return str(self.everyone.group_name)
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """The numbers of these ranks in the default group, ascending."""
+        return tuple(dist.get_process_group_ranks(self.everyone))
+
+    def when_destroyed(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called when the ranks' groups are destroyed, as by
+        :func:`bagua_client.torch_private.groups.when_destroyed`."""
+        torch_groups.when_destroyed(callback)
+
+    @property
     def obstacle(self) -> str:
         """Why no more groups can be made for these ranks; empty: they can.
 
         Where the default group is bound to a device, c10d makes NCCL groups by splitting it. All
         ranks of the job must take part in a split, and those outside ``group`` do not.
         """
-        if dist.get_backend(self.group) == "gloo":
+        if self.world_size == 1:
+            return NOBODY_ELSE
+        if dist.get_backend(self.everyone) == "gloo":
             return ""
-        if unknown := torch_groups.unknown_kind(self.group, self.device):
+        if unknown := torch_groups.unknown_kind(self.everyone, self.device):
             return (
                 f"how much of a GPU the groups of the backend {unknown} take is not known, and "
                 "several that do not fit together would hang"
             )
         is_part = self.world_size < dist.get_world_size()
-        if torch_groups.splits_only(self.group, self.device) and (
+        if torch_groups.splits_only(self.everyone, self.device) and (
             is_part or not torch_groups.is_bound_to_device()
         ):
             return (
@@ -125,7 +153,7 @@ class Communicator:
 
     @property
     def _is_nccl(self) -> bool:
-        return torch_groups.is_nccl(self.group, self.device)
+        return torch_groups.is_nccl(self.everyone, self.device)
 
     def check(self, configuration: Configuration) -> None:
         """Check that the groups that ``configuration`` needs can be made.
@@ -179,7 +207,7 @@ class Communicator:
 
         All ranks must call it together. :meth:`prepare` can make them again.
         """
-        unneeded = [each for each in self._give_up(configuration) if each is not self.group]
+        unneeded = [each for each in self._give_up(configuration) if each is not self.everyone]
         if unneeded and self.device.type == "cuda":
             # Operations that the host has finished with may still run on the device.
             torch.cuda.synchronize(self.device)
@@ -279,7 +307,7 @@ class Communicator:
             inside_first=self._channel_group(nodes, by_node=True),
             across=[],
             inside_last=self._channel_group(nodes, by_node=True),
-            leader=dist.get_global_rank(self.group, node[0]),
+            leader=dist.get_global_rank(self.everyone, node[0]),
             is_leader=self.rank == node[0],
         )
 
@@ -295,20 +323,20 @@ class Communicator:
             if not is_first or isinstance(error, _FailedElsewhere):
                 raise
             self._failure = error
-            return self.group
+            return self.everyone
 
     def _new_channel_group(
         self, partition: Sequence[Sequence[int]], by_node: bool
     ) -> dist.ProcessGroup:
-        if dist.get_backend(self.group) == "gloo":
+        if dist.get_backend(self.everyone) == "gloo":
             # A rank that cannot must not hold the others up for as long as a collective may take.
             group = self.new_group(partition, "gloo", timedelta(seconds=CONNECT_SECONDS))
-            usual = torch_groups.timeout_of(self.group, self.device)
+            usual = torch_groups.timeout_of(self.everyone, self.device)
             torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
             return group
         if not self._is_nccl:
             return self.new_group(partition)
-        name = torch_groups.backend_name(self.group, self.device)
+        name = torch_groups.backend_name(self.everyone, self.device)
         return self.new_group(partition, name, options=nccl.options(self.device, by_node))
 
     def new_group(
@@ -331,10 +359,10 @@ class Communicator:
         Raises:
             ValueError: this rank is in no part.
         """
-        parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
-        timeout = timeout or torch_groups.timeout_of(self.group, self.device)
+        parts = [[dist.get_global_rank(self.everyone, rank) for rank in part] for part in partition]
+        timeout = timeout or torch_groups.timeout_of(self.everyone, self.device)
         # By default c10d takes the backend of the default group, not that of ``self.group``.
-        backend = backend or dist.get_backend(self.group)
+        backend = backend or dist.get_backend(self.everyone)
         if options is not None:
             torch_groups.set_timeout_in(options, timeout)
         limit = None if options is None else nccl.limit_of(options)
@@ -368,7 +396,7 @@ class Communicator:
             highest = FAILED
         own = torch.tensor([highest, *spares.offer(kind)], device=self.device)
         gathered = [torch.zeros_like(own) for _ in range(self.world_size)]
-        dist.all_gather(gathered, own, group=self.group)
+        dist.all_gather(gathered, own, group=self.everyone)
         by_rank = torch.stack(gathered).tolist()
         failed = [rank for rank, (number, *_) in enumerate(by_rank) if number == FAILED]
         if failed:
@@ -381,3 +409,47 @@ class Communicator:
 
 class _FailedElsewhere(RuntimeError):
     """Raised where another rank could not make a group."""
+
+
+class Alone(Communicator):
+    """Of a process that trains by itself, without any process group; none is made for it, as
+    frameworks ask whether there is one.
+
+    Args:
+        device: that it trains on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.group, self.device = None, device
+        self.world_size, self.rank = 1, 0
+        self.topology = Topology(((0,),))
+        self.is_left = False
+
+    @property
+    def backend(self) -> str:
+        return ""
+
+    @property
+    def name(self) -> str:
+        return "alone"
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return (0,)
+
+    def when_destroyed(self, callback: Callable[[], object]) -> None:
+        """Groups that the process makes later are not the model's."""
+
+    def prepare(self, configuration: Configuration, exchanges: int = 1) -> None:
+        """See :meth:`Communicator.prepare`."""
+        self.check(configuration)
+
+    def release(self, configuration: Configuration) -> None:
+        """There are no groups."""
+
+    def close(self) -> None:
+        """There are no groups."""
+
+    def leave(self) -> None:
+        """There are no groups."""
+        self.is_left = True

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from bagua_client.communication.agreement import Group
 from bagua_client.torch_private import groups as torch_groups
 
 ANSWER_SECONDS = 60.0
@@ -23,7 +24,7 @@ REFUSAL = "no: "
 
 
 def verdict(
-    group: dist.ProcessGroup,
+    group: Group,
     question: str,
     answer: str,
     judge: Callable[[list[str]], str],
@@ -47,6 +48,8 @@ def verdict(
         all ranks, unless the default process group has no store: then this rank and that reason.
         One that does not wait gets -1 and nothing, unless it was the last to answer.
     """
+    if group is None:
+        return 0, _found([answer], judge)
     store = torch_groups.store()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if store is None:
@@ -60,9 +63,7 @@ def verdict(
     is_last = store.add(f"{key}/answers", 1) == world_size
     if is_last:
         answers = [store.get(f"{key}/{other}").decode() for other in range(world_size)]
-        refusals = [each.removeprefix(REFUSAL) for each in answers if each.startswith(REFUSAL)]
-        found = refusals[0] if refusals else judge(answers)
-        store.compare_set(f"{key}/verdict", "", json.dumps([rank, found]))
+        store.compare_set(f"{key}/verdict", "", json.dumps([rank, _found(answers, judge)]))
     if not waits and not is_last:
         return -1, ""
     try:
@@ -74,6 +75,11 @@ def verdict(
         store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason]))
     speaker, reason = json.loads(store.get(f"{key}/verdict"))
     return int(speaker), str(reason)
+
+
+def _found(answers: list[str], judge: Callable[[list[str]], str]) -> str:
+    refusals = [each.removeprefix(REFUSAL) for each in answers if each.startswith(REFUSAL)]
+    return refusals[0] if refusals else judge(answers)
 
 
 _waited_in_vain: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 
-import torch.distributed as dist
-
+from bagua_client.communication.agreement import Group, rank_in
 from bagua_client.communication.verdict import named, outnumbered, verdict
 
 logger = logging.getLogger(__name__)
@@ -16,7 +15,7 @@ UNSET = ""
 LATE = "not all ranks have it set and a model that bagua_client tunes; set both on all ranks"
 
 
-def agreed(group: dist.ProcessGroup, variable: str, answer: str, differs: str) -> bool:
+def agreed(group: Group, variable: str, answer: str, differs: str) -> bool:
     """Whether ``variable`` is set on all ranks of ``group``, and alike. If not, one of them says
     what is wrong.
 
@@ -38,7 +37,7 @@ def agreed(group: dist.ProcessGroup, variable: str, answer: str, differs: str) -
 
     is_set = answer != UNSET
     speaker, reason = verdict(group, variable, answer, judge, LATE, waits=is_set)
-    if reason and speaker == dist.get_rank(group):
+    if reason and speaker == rank_in(group):
         refuse(variable, reason)
     return is_set and not reason
 

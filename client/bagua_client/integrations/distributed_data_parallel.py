@@ -19,6 +19,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
+from bagua_client.integrations.single_model import is_alone, tune_single
 from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
@@ -258,15 +259,16 @@ def tune(
     optimizers: Optimizers = None,
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
 ) -> Wrapper:
-    """Have a model tuned that is wrapped or sharded already, in place. All ranks must call it,
-    before the first step or between two steps.
+    """Have a model tuned that is wrapped or sharded already, or that this process trains by itself,
+    in place. All ranks must call it, before the first step or between two steps.
 
     Args:
         model: torch's DistributedDataParallel, or a subclass of it; or a model on which
             ``fully_shard`` was called last, which gets the methods of :class:`ShardedModel`; or an
-            engine of DeepSpeed, which gets those of :class:`TunedEngine`.
+            engine of DeepSpeed, which gets those of :class:`TunedEngine`; or, in a process that
+            trains by itself, any module, which gets those of :class:`SingleModel`.
         optimizers, algorithm: see :class:`DistributedDataParallel`; of a sharded model it is one
-            that is for such models, of an engine of DeepSpeed the default.
+            that is for such models, of an engine of DeepSpeed or a single process the default.
 
     Returns:
         ``model``.
@@ -283,9 +285,12 @@ def tune(
     if is_composed(model):
         return _leave_alone(model)
     if not isinstance(model, TorchDistributedDataParallel):
+        if is_alone(model):
+            return tune_single(model, _listed(optimizers), algorithm)
         raise TypeError(
             "tune() takes a torch.nn.parallel.DistributedDataParallel, a model that fully_shard "
-            "was called on or an engine of DeepSpeed, not "
+            "was called on or an engine of DeepSpeed, and any model where a process trains by "
+            "itself, not "
             f"{type(model).__name__}; for a compiled model, give the wrapper that was compiled"
         )
     if isinstance(model, DistributedDataParallel):

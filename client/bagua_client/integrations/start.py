@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Group, Vote, rank_in
 from bagua_client.communication.verdict import REFUSAL
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -37,7 +36,7 @@ VARIABLE = "BAGUA_CONFIGURATION"
 
 
 def agreed_file(
-    group: dist.ProcessGroup, environment: Environment, refusal: Callable[[], str]
+    group: Group, environment: Environment, refusal: Callable[[], str]
 ) -> ConfigurationFile | None:
     """Return what all ranks of ``group`` read; None, on all of them and with a line that says why,
     where they cannot, or read different things. See :func:`agreed`.
@@ -45,8 +44,8 @@ def agreed_file(
     Args:
         refusal: why no setting of the model can be changed; empty: some can.
     """
-    if not environment.asks or dist.get_world_size(group) == 1:
-        return None  # A single rank communicates nothing.
+    if not environment.asks:
+        return None
     found: ConfigurationFile | None = None
     answer = UNSET
     if environment.configuration is not None:
@@ -55,7 +54,7 @@ def agreed_file(
             found = ConfigurationFile.read(environment.configuration)
             answer = f"{REFUSAL}{refused}" if refused else found.digest
         except ValueError as error:
-            answer = f"{REFUSAL}on rank {dist.get_rank(group)} {error}"
+            answer = f"{REFUSAL}on rank {rank_in(group)} {error}"
     differs = "the file on rank {} differs from that on the other ranks"
     return found if agreed(group, VARIABLE, answer, differs) else None
 
@@ -122,7 +121,7 @@ def _announce(tunable: Tunable, file: ConfigurationFile) -> None:
     communicator = tunable.communicator
     now = {
         "ranks per node": list(communicator.topology.ranks_per_node),
-        "backend": str(dist.get_backend(communicator.group)),
+        "backend": communicator.backend,
         "device": device_name(communicator.device),
     }
     if found := "; ".join(file.differences(now)):
@@ -167,7 +166,7 @@ class Beginning:
 
     Attributes:
         name: of its class.
-        group: the ranks that train it.
+        group: the ranks that train it; None: this process alone.
         refusal: answers why no setting of it can be changed; empty: some can. Never raises.
         tunable: makes what is tuned, or gives what was made; on all ranks together. Raises NotTuned
             on all of them where one cannot.
@@ -177,7 +176,7 @@ class Beginning:
     """
 
     name: str
-    group: dist.ProcessGroup
+    group: Group
     refusal: Callable[[], str]
     tunable: Callable[[], Tunable]
     optimizers: Sequence[torch.optim.Optimizer] = ()

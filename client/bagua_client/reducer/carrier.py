@@ -62,7 +62,7 @@ class Carrier:
 
     def sum_up(self, flat: torch.Tensor, on_end: Callable[[], None] | None = None) -> Arrival:
         """All-reduce ``flat`` as a whole, whatever the configuration and the algorithm."""
-        operations = (AllReduce(self._communicator.group),)
+        operations = (AllReduce(self._communicator.everyone),)
         return self._pipeline(flat.device, 0).start(flat, operations, on_end)
 
     def close(self) -> None:

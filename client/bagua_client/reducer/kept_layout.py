@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Group, Vote
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
 from bagua_client.reducer.observation import ReadyOrder
@@ -77,9 +76,9 @@ class KeptLayout:
 
     def take_up(
         self,
-        group: dist.ProcessGroup,
+        group: Group,
         device: torch.device,
-        begin_phase: Callable[[dist.ProcessGroup, torch.device], None],
+        begin_phase: Callable[[Group, torch.device], None],
     ) -> Layout | None:
         """Train with the buckets that were loaded, if any were. Called before the first step's
         forward pass: all ranks that have loaded some are together there.
@@ -109,12 +108,12 @@ class KeptLayout:
             return None
         return Reconfiguration(tunable, asked, group, device).conclude()
 
-    def reduction_begins(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def reduction_begins(self, group: Group, device: torch.device) -> None:
         """The first bucket of a step is full, on all ranks: those that have loaded nothing say so
         here, as others may wait for them."""
         self._is_the_same(group, device)
 
-    def _is_the_same(self, group: dist.ProcessGroup, device: torch.device) -> bool:
+    def _is_the_same(self, group: Group, device: torch.device) -> bool:
         """Whether all ranks have loaded the same, which they are asked once."""
         if self._is_over:
             return False

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Group, Vote
 from bagua_client.layout import digest_of
 from bagua_client.reducer.comm_hook import Mark
 from bagua_client.torch_private import reducer as torchs
@@ -68,9 +67,7 @@ class ReadyOrder:
             index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
             self._seen += [index_of[id(parameter)] for parameter in bucket.parameters()]
 
-    def step_ends(
-        self, steps: int, is_kept: bool, voters: tuple[dist.ProcessGroup, torch.device]
-    ) -> bool:
+    def step_ends(self, steps: int, is_kept: bool, voters: tuple[Group, torch.device]) -> bool:
         """Note that all buckets of a step were seen. All ranks call this together: what some have
         not seen is known to none, as algorithms communicate in this order, too.
 

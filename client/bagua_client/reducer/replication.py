@@ -16,7 +16,7 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.algorithms.companion import in_order
 from bagua_client.algorithms.declared import Declared
 from bagua_client.algorithms.weights import LayoutState
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Group, Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration
@@ -375,7 +375,7 @@ class Replication:
         """Whether an algorithm ends when the next reduction begins."""
         return bool(self._left)
 
-    def reduction_begins(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def reduction_begins(self, group: Group, device: torch.device) -> None:
         """The first bucket of a step is full. All ranks come here, the optimizers have stepped, and
         no bucket is on its way.
 
@@ -388,7 +388,7 @@ class Replication:
         if self.moments is not None:
             self.moments.backward_begins()
 
-    def begin_phase(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def begin_phase(self, group: Group, device: torch.device) -> None:
         """Begin the algorithm's next phase if it is due, on all ranks in the same step.
 
         Raises:

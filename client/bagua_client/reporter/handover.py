@@ -59,7 +59,7 @@ class Handover:
         self._is_fresh = environment.fresh
         self.is_needed = environment.url is None
         self.is_across = self.is_needed and self._nodes > 1
-        self._place = f"bagua/copies/{communicator.group.group_name}/{name}"
+        self._place = f"bagua/copies/{communicator.name}/{name}"
         self._file = _folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.copy"
 
     def offer(self) -> None:

@@ -127,7 +127,7 @@ class ShardCommunicator(Communicator):
         """The nodes over which parameters stay spread after forward; None: over all ranks."""
         if configuration.node_copy == "off":
             return None
-        nodes = [[dist.get_global_rank(self.group, r) for r in n] for n in self.topology.nodes]
+        nodes = [[dist.get_global_rank(self.everyone, r) for r in n] for n in self.topology.nodes]
         return spread_over(nodes, self._inside[0], self._across[0], self.device.type)
 
     def _node_groups_of(self, configuration: Configuration) -> int:

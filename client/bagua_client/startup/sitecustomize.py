@@ -69,6 +69,13 @@ def _follow_sharding(*place: str) -> None:
         _say(f"does not tune what fully_shard shards: {error!r}")
 
 
+def _follow_first_model() -> None:
+    try:
+        importlib.import_module("bagua_client.integrations.single_model").follow_first_model()
+    except Exception as error:
+        _say(f"does not tune what a process trains by itself: {error!r}")
+
+
 def _follow_engines() -> None:
     try:
         importlib.import_module("bagua_client.integrations.replacement").follow_deepspeed()
@@ -97,6 +104,7 @@ def _prepare() -> None:
         AfterImport("torch", recorder.begin)
     if os.environ.get("BAGUA_REPLACES_DDP") == "1":
         AfterImport("torch", _replace)
+        AfterImport("torch", _follow_first_model)
         AfterImport("torch.distributed.fsdp", _follow_sharding)
         AfterImport(REPLICATES[0], lambda: _follow_sharding(*REPLICATES))
         AfterImport("deepspeed", _follow_engines)

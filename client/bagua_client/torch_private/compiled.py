@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,3 +32,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     is_wrapped = frames is not None and isinstance(module, frames.OptimizedModule)
     return is_wrapped or module._compiled_call_impl is not None
+
+
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """What ``torch.compile`` was given to make ``module``; itself if it was not made so. There is
+    no public way to ask."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None or not isinstance(module, frames.OptimizedModule):
+        return module
+    return cast(torch.nn.Module, module._orig_mod)

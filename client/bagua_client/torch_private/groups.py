@@ -115,8 +115,16 @@ def is_bound_to_device() -> bool:
     return getattr(dist.group.WORLD, "bound_device_id", None) is not None
 
 
+_own_store: Store | None = None
+
+
 def store() -> Store | None:
-    """The store of the ranks' rendezvous; None: there is none. It has no public getter."""
+    """The store of the ranks' rendezvous, which has no public getter; None: there is none. A
+    process without a default group has one of its own."""
+    global _own_store
+    if not dist.is_initialized():
+        _own_store = _own_store or dist.HashStore()  # type: ignore[attr-defined]
+        return _own_store
     try:
         found = dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError, AssertionError):

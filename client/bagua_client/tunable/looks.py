@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication.agreement import attempt
+from bagua_client.communication.agreement import Group, attempt, rank_in
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def a_look(look: Callable[P, str]) -> Callable[P, str]:
 def together(
     make: Callable[[], T],
     undo: Callable[[T], object],
-    group: dist.ProcessGroup,
+    group: Group,
     device: torch.device,
 ) -> T:
     """What ``make`` makes of a model on this rank. All ranks of ``group`` call this together.
@@ -73,7 +73,7 @@ def together(
     for each in made:
         undo(each)
     reason = f"an error in looking at the model on rank {ranks}"
-    if dist.get_rank(group) == int(ranks.partition(",")[0]):
+    if rank_in(group) == int(ranks.partition(",")[0]):
         logger.warning("autotune is off: %s (%s)", reason, error.splitlines()[0])
     raise NotTuned(f"{reason}; see its log")
 

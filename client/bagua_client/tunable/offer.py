@@ -49,7 +49,7 @@ class Offer(ABC):
     """Which settings of one training can be changed, and why the others cannot.
 
     Attributes:
-        kind: of the model: ``replicated``, ``sharded`` or ``zero``.
+        kind: of the model: ``replicated``, ``sharded``, ``zero`` or ``single``.
         default: the configuration that the job begins with.
         communicator: of the ranks that train together.
         algorithms: given the allowed names, the algorithms that may be tried, the model's own
@@ -96,16 +96,16 @@ class Offer(ABC):
         return [row.left_alone for row in self.table().values() if row.left_alone]
 
     @property
-    def bucket_bytes(self) -> tuple[int, int]:
-        """The smallest and the largest size of a bucket that is tried."""
-        low, high = map(int, self.limits()["bucket_bytes"].values)
-        return low, high
+    def bucket_bytes(self) -> tuple[int, int] | None:
+        """The smallest and the largest size of a bucket that is tried; None: there are none."""
+        row = self.limits().get("bucket_bytes")
+        return None if row is None or not row.values else (int(row.values[0]), int(row.values[-1]))
 
     @property
     def has_explicit_buckets(self) -> bool:
         """Whether an explicit list of buckets can be cut."""
         row = self.table().get("buckets")
-        return row is not None and not row.cannot((1,))
+        return row is not None and self.bucket_bytes is not None and not row.cannot((1,))
 
     def values(self, allowed: Collection[str] = ()) -> dict[str, Sequence[Value]]:
         """The values worth trying of each knob that has few, by knob.
@@ -114,6 +114,8 @@ class Offer(ABC):
             allowed: the values that the user allows although they change the numbers.
         """
         found: dict[str, Sequence[Value]] = {}
+        if self.communicator.world_size == 1:
+            allowed = ()  # What may travel in fewer bits, or not at all, does not travel.
         for name, row in self.table().items():
             tried, fewest = [value for value in row.values if not row.cannot(value)], row.fewest
             if name == "algorithm":
@@ -130,6 +132,15 @@ class Offer(ABC):
             if name != "bucket_bytes" and len(tried) >= fewest:
                 found[name] = tried
         return found
+
+    def has_choice(self, allowed: Collection[str] = ()) -> bool:
+        """Whether there is anything to try.
+
+        Args:
+            allowed: see :meth:`values`.
+        """
+        low, high = self.bucket_bytes or (0, 0)
+        return low < high or any(len(tried) > 1 for tried in self.values(allowed).values())
 
     def check(self, configuration: Configuration) -> None:
         """Check that the training can have it.

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import checkpointing as torchs
@@ -48,6 +49,7 @@ class Recomputation:
     Attributes:
         recomputed: how many of the blocks are, from the first on.
         was_held_back: whether all were, for a larger batch, since somebody set this to False.
+        handles: of ours among the hooks of the model.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Recomputation:
         self._hindrance = ""
         self._largest: dict[str, tuple[int, int]] = {}
         self._before: list[Any] = []
+        self.handles: Sequence[RemovableHandle] = ()
         if self._blocks:
-            self._handles = (
+            self.handles = (
                 model.register_forward_pre_hook(self._begins, with_kwargs=True),
                 model.register_forward_hook(self._ends),
             )
@@ -158,7 +161,7 @@ class Recomputation:
         """Leave the model as it was."""
         self.put(ALL_BLOCKS)
         self._switch()
-        for handle in self._handles if self._blocks else ():
+        for handle in self.handles:
             handle.remove()
         self._blocks.clear()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 import torch
-import torch.distributed as dist
 
-from bagua_client.communication.agreement import Vote, attempt
+from bagua_client.communication.agreement import Group, Vote, attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 from bagua_client.torch_private import groups as torch_groups
@@ -36,7 +35,7 @@ class Reconfiguration:
         self,
         tunable: Tunable,
         configuration: Configuration | None,
-        group: dist.ProcessGroup,
+        group: Group,
         device: torch.device,
     ) -> None:
         self._tunable = tunable
@@ -115,9 +114,7 @@ class Reconfiguration:
         return f"{plural} {ranks} disagreed with the others on the buckets to cut"
 
 
-def prepared(
-    tunable: Tunable, layout: Layout, group: dist.ProcessGroup, device: torch.device
-) -> str:
+def prepared(tunable: Tunable, layout: Layout, group: Group, device: torch.device) -> str:
     """Make the process groups of a layout that all ranks have agreed on. All ranks call this
     together, while no bucket is on its way, and vote on the outcome.
 
@@ -144,7 +141,7 @@ def prepared(
     return f"rank {ranks} cannot make the process groups of {layout.configuration}"
 
 
-def way_back(tunable: Tunable, group: dist.ProcessGroup, device: torch.device) -> Layout:
+def way_back(tunable: Tunable, group: Group, device: torch.device) -> Layout:
     """The default's layout with its process groups made; the one in force where they are gone and
     cannot be made, or a rank cannot plan it. All ranks call this together."""
     planned: list[Layout] = []

@@ -14,13 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
-from bagua_client.communication.agreement import attempt
+from bagua_client.communication.agreement import Group, attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
-from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import MeasuredMemory, memory_of
 from bagua_client.tunable.offer import Limit
@@ -70,7 +68,7 @@ class ChangedTogether(ABC):
         self.vote_in(communicator.group, communicator.device)
         self._next: Layout | None = None
         self._steps = self._steps_in_force = 0
-        torch_groups.when_destroyed(self.leave)
+        communicator.when_destroyed(self.leave)
 
     @property
     def order_is_agreed(self) -> bool:
@@ -90,7 +88,7 @@ class ChangedTogether(ABC):
             self.memory.start_from(layout)
         self.change(layout)
 
-    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def vote_in(self, group: Group, device: torch.device) -> None:
         """See :meth:`Tunable.vote_in`."""
         self._voters = group, device
 

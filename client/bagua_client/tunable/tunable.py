@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.communication.agreement import Group
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import MeasuredMemory
 from bagua_client.tunable.offer import Offer
+from bagua_client.tunable.recomputation import Recomputation
 
 
 @dataclass
@@ -132,6 +133,7 @@ class Tunable(Protocol):
         listener: who is told what happens; see :meth:`report_to`.
         memory: of this rank's device, as far as configurations differ in it; None: they do not, or
             nothing is known of it.
+        recomputation: of the model's blocks.
         observers: by way of which all that only observes is called.
     """
 
@@ -142,6 +144,8 @@ class Tunable(Protocol):
     def listener(self) -> Listener: ...
     @property
     def memory(self) -> MeasuredMemory | None: ...
+    @property
+    def recomputation(self) -> Recomputation: ...
     @property
     def algorithm(self) -> Algorithm: ...
     @property
@@ -195,7 +199,7 @@ class Tunable(Protocol):
 
     # Vote
 
-    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def vote_in(self, group: Group, device: torch.device) -> None:
         """Vote on changes in ``group``, which communicates from ``device``, from now on."""
 
     # Apply

@@ -62,7 +62,7 @@ def _show(overview: JobOverview) -> None:
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
-    if found.protocol not in RUNS:
+    if overview.stock_ddp:
         say(f"{without_us(overview.stock)}: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"

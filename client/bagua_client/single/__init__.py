@@ -1,0 +1,1 @@
+"""Models that a process trains by itself."""

@@ -1,0 +1,125 @@
+"""A model that a process trains by itself is changed between two steps, and learns what it would
+have learned."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bagua_client
+from bagua_client import Configuration
+from bagua_client.integrations.single_model import SingleModel
+from tests.client.single.models import BLOCKS, Model, Training, batch_of
+
+PLAN = {1: BLOCKS, 4: 2, 5: 0, 7: 3, 8: BLOCKS, 9: 1}
+STEPS = 12
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("called", [None, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_it_learns_what_it_would_have_learned(called: Callable[..., Any], parts: int) -> None:
+    untouched = Training(Model(), called, parts)
+    expected = untouched.run(STEPS)
+    ours = Training(bagua_client.tune(Model()), called, parts)
+    plan = PLAN if called is None else {}
+    assert ours.run(STEPS, plan) == expected
+    weights = untouched.model.state_dict()
+    assert all(torch.equal(weights[n], w) for n, w in ours.model.state_dict().items())
+
+
+def test_a_change_is_in_force_from_the_next_forward_pass_for_training_on() -> None:
+    ours: Any = bagua_client.tune(Model())
+    training = Training(ours)
+    training.run(4, {1: BLOCKS})
+    assert ours.reconfigure(Configuration(recomputed_blocks=1))
+    recomputation = ours._tunable.recomputation
+    ours.eval()(batch_of(4))
+    with torch.no_grad():
+        ours.train()(batch_of(4))
+    assert recomputation.recomputed == BLOCKS
+    training.step(4)
+    assert recomputation.recomputed == 1
+    assert ours.configuration.recomputed_blocks == 1
+
+
+def test_steps_are_counted_where_backward_passes_end() -> None:
+    ours: Any = bagua_client.tune(Model())
+    training = Training(ours)
+    training.run(2, {1: BLOCKS})
+    ended: list[int] = []
+
+    class Listener(bagua_client.tunable.tunable.Nobody):
+        def reduced(self) -> None:
+            ended.append(len(ended))
+
+    ours._tunable.report_to(Listener())
+    training.run(3)
+    ours.eval()(batch_of(0))["out"].sum().backward()
+    ours.train()
+    first, second = ours(batch_of(0)), ours(batch_of(1))
+    (first["out"].sum() + second["out"].sum()).backward()
+    assert len(ended) == 4
+    with pytest.raises(ZeroDivisionError):
+        found = ours(batch_of(0))["out"]
+        found.register_hook(lambda _: 1 // 0)
+        found.sum().backward()
+    training.step(5)
+    assert len(ended) >= 5, "an error in a backward pass is not the end of counting"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_copies_are_of_the_models_own_class(begun: bool) -> None:
+    ours: Any = bagua_client.tune(Model())
+    if begun:
+        Training(ours).run(5, {1: BLOCKS, 4: 2})
+    for made in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), copy.copy(ours)):
+        assert type(made) is Model
+        assert not {"_tunable", "_agent", "_called"} & vars(made).keys()
+        assert not made._forward_hooks
+        assert set(made.state_dict()) == set(ours.state_dict())
+    assert isinstance(ours, SingleModel)
+    assert type(ours).__name__ == "Model"
+
+
+def test_nothing_of_ours_keeps_the_model() -> None:
+    ours: Any = bagua_client.tune(Model())
+    Training(ours).run(5, {1: BLOCKS, 4: 2})
+    tunable, gone = ours._tunable, weakref.ref(ours)
+    del ours
+    gc.collect()
+    assert gone() is None
+    assert tunable.is_left
+    assert not tunable.parameters
+
+
+def test_before_its_first_forward_pass_it_cannot_be_changed() -> None:
+    ours: Any = bagua_client.tune(Model())
+    with pytest.raises(RuntimeError, match="has not made a forward pass for training yet"):
+        ours.reconfigure(Configuration())
+    assert (ours.tuning.state, ours.tuning.rank) == ("off", 0)
+
+
+def test_what_travels_cannot_be_changed(caplog: pytest.LogCaptureFixture) -> None:
+    ours: Any = bagua_client.tune(Model())
+    Training(ours).run(2)
+    assert not ours.reconfigure(Configuration(channels=2))
+    assert "single models do not have the knob channels" in caplog.text
+    with pytest.raises(ValueError, match="is not for a model that a process trains by itself"):
+        bagua_client.tune(Model(), algorithm="bytegrad")
+
+
+def test_no_process_group_is_made() -> None:
+    Training(bagua_client.tune(Model())).run(5, {1: BLOCKS, 4: 2})
+    assert not torch.distributed.is_initialized()
