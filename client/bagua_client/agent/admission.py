@@ -168,7 +168,7 @@ def start_agent(
         raise NotTuned(reason)
 
     def offer() -> tuple[str, Handover, list[str]]:
-        name = name_of(environment, model, ranks, _models[ranks] + 1)
+        name = name_of(environment, model, ranks, _models[ranks] + 1, communicator.job_ranks)
         handover = Handover(name, communicator, environment)
         handover.offer()
         reasons = tunable.offer.reasons()

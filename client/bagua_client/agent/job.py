@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.configuration_file import ConfigurationFile
@@ -31,16 +30,19 @@ LONGEST_RANKS = 40
 """Characters of a list of ranks in a job's name."""
 
 
-def name_of(environment: Environment, model: str, ranks: Sequence[int], position: int) -> str:
+def name_of(
+    environment: Environment, model: str, ranks: Sequence[int], position: int, job_ranks: int
+) -> str:
     """The job's name, equal on all ranks: the user's, else made from program and model. Models on
     other ranks, such as those of another pipeline stage, are other jobs.
 
     Args:
         ranks: those that train the model, of the default process group, in ascending order.
         position: counts the models that these ranks wrapped, from 1.
+        job_ranks: how many that process group has.
     """
     name = environment.job or f"{Path(sys.argv[0]).stem or 'python'}-{model}"
-    if dist.is_initialized() and len(ranks) < dist.get_world_size():
+    if len(ranks) < job_ranks:
         place = f"@{_ranks(ranks)}"
         name = name[: 190 - len(place)] + place
     return name[:190] if position == 1 else f"{name[:190]}#{position}"

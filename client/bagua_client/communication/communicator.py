@@ -105,6 +105,11 @@ class Communicator:
         """The numbers of these ranks in the default group, ascending."""
         return tuple(dist.get_process_group_ranks(self.everyone))
 
+    @property
+    def job_ranks(self) -> int:
+        """How many ranks the default group has."""
+        return dist.get_world_size()
+
     def when_destroyed(self, callback: Callable[[], object]) -> None:
         """Have ``callback`` called when the ranks' groups are destroyed, as by
         :func:`bagua_client.torch_private.groups.when_destroyed`."""
@@ -436,6 +441,10 @@ class Alone(Communicator):
     @property
     def global_ranks(self) -> tuple[int, ...]:
         return (0,)
+
+    @property
+    def job_ranks(self) -> int:
+        return 1
 
     def when_destroyed(self, callback: Callable[[], object]) -> None:
         """Groups that the process makes later are not the model's."""

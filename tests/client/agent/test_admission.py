@@ -252,16 +252,14 @@ def test_a_hook_that_one_rank_alone_cannot_tune_with_ends_the_tuning_on_all(
     ],
 )
 def test_a_model_on_some_of_the_ranks_is_a_job_with_their_name(
-    ranks: Sequence[int], position: int, name: str, monkeypatch: pytest.MonkeyPatch
+    ranks: Sequence[int], position: int, name: str
 ) -> None:
-    monkeypatch.setattr(dist, "get_world_size", lambda: 4096)
-    assert name_of(Environment(job="gpt"), "Linear", ranks, position) == name
+    assert name_of(Environment(job="gpt"), "Linear", ranks, position, 4096) == name
 
 
-def test_no_two_sets_of_ranks_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_world_size", lambda: 4096)
+def test_no_two_sets_of_ranks_have_one_name() -> None:
     places = [[*range(0, 1024, 3), last] for last in (2000, 2001)]
     places += [[*range(0, 1024, 3), 1500, 2001], [0, 2001]]
-    names = {name_of(Environment(job="long" * 60), "Linear", ranks, 1) for ranks in places}
+    names = {name_of(Environment(job="long" * 60), "Linear", ranks, 1, 4096) for ranks in places}
     assert len(names) == len(places)
     assert all(len(name) <= 190 for name in names)

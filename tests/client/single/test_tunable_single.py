@@ -17,6 +17,7 @@ from torch import nn
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations.single_model import SingleModel
+from bagua_client.tunable.tunable import Nobody
 from tests.client.single.models import BLOCKS, Model, Training, batch_of
 
 PLAN = {1: BLOCKS, 4: 2, 5: 0, 7: 3, 8: BLOCKS, 9: 1}
@@ -60,7 +61,7 @@ def test_steps_are_counted_where_backward_passes_end() -> None:
     training.run(2, {1: BLOCKS})
     ended: list[int] = []
 
-    class Listener(bagua_client.tunable.tunable.Nobody):
+    class Listener(Nobody):
         def reduced(self) -> None:
             ended.append(len(ended))
 
@@ -71,10 +72,10 @@ def test_steps_are_counted_where_backward_passes_end() -> None:
     first, second = ours(batch_of(0)), ours(batch_of(1))
     (first["out"].sum() + second["out"].sum()).backward()
     assert len(ended) == 4
+    broken = ours(batch_of(0))["out"]
+    broken.register_hook(lambda _: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        found = ours(batch_of(0))["out"]
-        found.register_hook(lambda _: 1 // 0)
-        found.sum().backward()
+        broken.sum().backward()
     training.step(5)
     assert len(ended) >= 5, "an error in a backward pass is not the end of counting"
 

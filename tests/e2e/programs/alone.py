@@ -43,6 +43,7 @@ class Model(nn.Module):
         return result
 
 
+torch.set_num_threads(1)
 torch.manual_seed(0)
 teacher = Model().requires_grad_(False)
 model = Model()
