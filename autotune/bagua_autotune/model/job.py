@@ -124,8 +124,12 @@ class JobSpec(BaseModel):
             )
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
             raise ValueError("tensors: a name occurs twice")
-        if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger) and self.world_size > 1:
-            raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
+        sizes = self.knobs.get(BUCKET_KNOB)
+        if not isinstance(sizes, LogInteger) and (sizes is not None or self.world_size > 1):
+            raise ValueError(
+                f"knobs: {BUCKET_KNOB} is needed where there are several ranks, and must be a "
+                "log_integer"
+            )
         self._check_reserved_knobs()
         combinations = count_combinations(self.knobs, self.default_configuration)
         if combinations > MOST_COMBINATIONS:
