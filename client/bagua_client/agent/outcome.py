@@ -45,6 +45,8 @@ def awaited(
         return f"the end of what prevents it: {refusal}"
     if not is_left and tunable.stands_back:
         return "the end of join(): inside it the ranks may end one by one, and nothing is changed"
+    if not reductions and tunable.communicator.group is None:
+        return "the first backward pass of a training (not in eval mode, nor under no_grad)"
     if not reductions:
         return "the first backward pass that synchronises gradients (not under no_sync or no_grad)"
     if not tunable.order_is_agreed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import logging
 import os
 import warnings
 import weakref
@@ -28,8 +27,6 @@ from bagua_client.single.tunable_single import TunableSingle, refusal_of, trains
 from bagua_client.torch_private.compiled import uncompiled
 from bagua_client.torch_private.wrapper import is_composed
 from bagua_client.tunable.looks import seen, together
-
-logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 CPU = torch.device("cpu")
@@ -171,7 +168,8 @@ def tune_single(
             if (found := reference()) is not None:
                 _begin(found, called, optimizers, reason)
 
-        _at_first_forward(lambda called: uncompiled(called) is reference(), begin)
+        handle = _at_first_forward(lambda called: uncompiled(called) is reference(), begin)
+        weakref.finalize(ours, handle.remove).atexit = False
     return model
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, find
 from bagua_client.communication.communicator import Alone
@@ -110,7 +111,7 @@ class TunableSingle(ChangedTogether):
     @property
     def refusal(self) -> str:
         model = self._model()
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if dist.is_initialized() and dist.get_world_size() > 1:
             return JOINED
         return "" if model is None else refusal_of(model)
 

@@ -66,7 +66,7 @@ def test_the_outermost_is_found_once(begun: list[nn.Module]) -> None:
     assert not HOOKS, "and no module is looked at any more"
 
 
-def test_what_is_compiled_is_found(begun: list[nn.Module], recwarn: Any) -> None:
+def test_what_is_compiled_is_found(recwarn: Any, begun: list[nn.Module]) -> None:
     model = Model()
     Training(model, lambda given: torch.compile(given, backend="eager")).step(0)
     assert begun == [model]
