@@ -1,0 +1,187 @@
+"""A rank of a training whose blocks are recomputed: tuned from its first step, then beside the same
+settings swept by hand, one after the other, and again.
+
+    [torchrun --nproc-per-node 2] python benchmarks/support/jobs/recompute.py SPEC OUT
+
+SPEC is a JSON file, see ``benchmarks/recomputation.py``. Rank 0 writes OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import bagua_client
+from benchmarks.support.jobs.rank import write
+
+WARMUP_STEPS = 2
+
+
+def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
+    """The model, and its blocks."""
+    import transformers
+
+    layers, hidden, tokens = spec["layers"], spec["hidden"], spec["tokens"]
+    common = {"use_cache": False, "attn_implementation": "sdpa"}
+    if spec["model"] == "gpt2":
+        config = transformers.GPT2Config(
+            n_embd=hidden, n_layer=layers, n_head=hidden // 64, n_positions=tokens, **common
+        )
+        gpt2 = transformers.GPT2LMHeadModel(config)
+        return gpt2, gpt2.transformer.h
+    config = transformers.LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=int(hidden * 2.75),
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, hidden // 64),
+        num_key_value_heads=max(1, hidden // 256),
+        vocab_size=spec.get("vocabulary", 32000),
+        max_position_embeddings=tokens,
+        **common,
+    )
+    llama = transformers.LlamaForCausalLM(config)
+    return llama, llama.model.layers
+
+
+class Training:
+    """A model that is trained in one of the ways that SPEC names."""
+
+    def __init__(self, spec: Mapping[str, Any], device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        torch.manual_seed(0)
+        with device:
+            model, blocks = transformer(spec)
+        self.model: Any = self._wrapped(model, blocks)
+        fused = {"fused": True} if device.type == "cuda" else {}
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, **fused)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        generator = torch.Generator(device=device).manual_seed(rank)
+        shape = (spec["sequences"], spec["tokens"])
+        words = model.config.vocab_size
+        self._tokens = torch.randint(0, words, shape, device=device, generator=generator)
+
+    def _wrapped(self, model: nn.Module, blocks: nn.ModuleList) -> Any:
+        spec, ranks = self._spec, self._spec["ranks"]
+        if spec["way"] == "transformers":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        for place, block in enumerate(blocks):
+            if spec["compiled"] == "inside":
+                block.compile()
+            if spec["way"] == "wrapper":
+                blocks[place] = block = checkpoint_wrapper(block)
+            if spec["compiled"] == "around":
+                block.compile()
+        if ranks == "replicated":
+            return bagua_client.DistributedDataParallel(model)
+        if ranks == "sharded":
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            for block in blocks:
+                fully_shard(block, mp_policy=policy)
+            fully_shard(model, mp_policy=policy)
+        return bagua_client.tune(model)
+
+    def step(self) -> None:
+        """One step of the training, of which nothing waits for the GPU."""
+        self._optimizer.zero_grad()
+        is_mixed = self._spec["ranks"] != "sharded"
+        with torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext():
+            loss = self.model(input_ids=self._tokens, labels=self._tokens).loss
+        loss.backward()
+        self._optimizer.step()
+
+
+def timed(training: Training, device: torch.device, steps: int) -> tuple[list[float], float]:
+    """Seconds of each step, and the peak of the memory in GiB."""
+    for _ in range(WARMUP_STEPS):
+        training.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        training.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    return seconds, peak / 2**30
+
+
+def tuned(training: Training, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Train until the tuning has ended."""
+    began, steps = time.perf_counter(), 0
+    while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
+        training.step()
+        steps += 1
+    seconds = time.perf_counter() - began
+    return {**training.model.tuning.to_json(), "made_steps": steps, "made_seconds": seconds}
+
+
+def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Each number of blocks in turns, and what was found; what does not fit is left out."""
+    found = training.model.configuration
+    default = training.model.tuning.default
+    total = default.recomputed_blocks
+    shares = [total, *(round(total * share) for share in (0.75, 0.5, 0.25, 0.0))]
+    settings = {f"{n} of {total}": replace(default, recomputed_blocks=n) for n in shares}
+    settings |= {"found": found}
+    rows: dict[str, dict[str, Any]] = {name: {"seconds": [], "gib": 0.0} for name in settings}
+    for _ in range(spec["rounds"]):
+        for name, configuration in settings.items():
+            if rows[name].get("misfit") or not training.model.reconfigure(configuration):
+                rows[name]["misfit"] = True
+                training.step()
+                continue
+            seconds, gib = timed(training, device, spec["measured_steps"])
+            rows[name]["seconds"] += seconds
+            rows[name]["gib"] = max(rows[name]["gib"], gib)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    spec = json.loads(options.spec.read_text())
+    device = torch.device("cpu")
+    if spec["device"] == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        if spec["limit_gib"]:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(spec["limit_gib"] * 2**30 / total, device)
+    if spec["ranks"] != "single":
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    training = Training(spec, device)
+    result: dict[str, Any] = {"spec": spec, "tuning": tuned(training, spec)}
+    result["sweep"] = swept(training, spec, device)
+    if device.type == "cuda":
+        result["device"] = torch.cuda.get_device_name(device)
+        result["out_of_memory"] = torch.cuda.memory_stats(device).get("num_ooms", 0)
+        result["retries"] = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    if int(os.environ.get("RANK", "0")) == 0:
+        write(options.out, result)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
