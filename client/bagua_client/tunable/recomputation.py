@@ -33,6 +33,7 @@ COMPILED = (
     "than without; BAGUA_AUTOTUNE_ALLOW=recomputed_blocks allows that"
 )
 NOT_SEEN = "not every block was recomputed in the first steps"
+NOT_MEASURED = "blocks are compiled with what recomputes them, so what they would keep is not seen"
 WRITES = "blocks write buffers, twice where they are recomputed"
 DRAWS = "blocks that are recomputed draw other random numbers then (preserve_rng_state=False)"
 
@@ -154,7 +155,8 @@ class Recomputation:
         self._is_known = True
         unknown = [block for block in self._blocks if not block.kept_bytes]
         if not self._hindrance and self._allocated_bytes is not None and unknown:
-            self._hindrance = NOT_SEEN
+            is_compiled = any(block.is_compiled for block in unknown)
+            self._hindrance = NOT_MEASURED if is_compiled else NOT_SEEN
         self._switch()
 
     def forget(self) -> None:
