@@ -20,7 +20,7 @@ from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.statistics import estimate
-from bagua_wire.knobs import ALGORITHM_KNOB
+from bagua_wire.knobs import ALGORITHM_KNOB, KNOBS
 
 # The last ones of the default's first trial: those before are its warm-up.
 LATEST_STEPS = 20
@@ -61,14 +61,16 @@ def paces(observations: Sequence[Observation]) -> list[tuple[float, float]]:
 
 
 def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
-    """Return the job's ceiling; None where it is not known, and of ranks that do not wait for each
-    other.
+    """Return the job's ceiling; None where it is not known, of ranks that do not wait for each
+    other, and where what they compute is tuned.
 
     Args:
         observations: of the default.
     """
     told = paces(observations)
-    if len(told) < FEWEST_STEPS or _may_part(job) or OBJECTIVES[job.protocol].seconds(0.0) is None:
+    if len(told) < FEWEST_STEPS or OBJECTIVES[job.protocol].seconds(0.0) is None:
+        return None
+    if _may_part(job) or _may_compute_less(job):
         return None
     gains = [
         math.log(seconds / min(max(computing, LEAST_COMPUTING * seconds), seconds))
@@ -79,6 +81,11 @@ def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
         exposed_seconds=median(max(0.0, seconds - computing) for seconds, computing in told),
         gain=estimate(gains).high,
     )
+
+
+def _may_compute_less(job: Job) -> bool:
+    """Whether a knob says what the ranks compute, which the default's steps say nothing of."""
+    return any(knob in KNOBS and KNOBS[knob].computes for knob in job.space)
 
 
 def _may_part(job: Job) -> bool:

@@ -278,7 +278,7 @@ def tune(
         ValueError: see :class:`DistributedDataParallel`; or ``model`` is already ours, with another
             algorithm.
     """
-    if is_sharded(model):
+    if is_sharded(model) and not (algorithm == DEFAULT_ALGORITHM and is_alone(model)):
         return tune_sharded(model, _listed(optimizers), algorithm)
     if is_engine(model):
         return tune_engine(model, _listed(optimizers), algorithm)

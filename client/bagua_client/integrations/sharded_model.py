@@ -118,7 +118,7 @@ def tune_if_whole(module: torch.nn.Module) -> None:
         for inner in module.modules():
             if (handle := _waiting.pop(inner, None)) is not None:
                 handle.remove()
-        if not isinstance(module, ShardedModel):
+        if not isinstance(module, TunedModel):
             reason = become(module, ShardedModel)
             _begin(module, Environment.read(), (), reason)
 

@@ -33,8 +33,8 @@ CPU = torch.device("cpu")
 NOT_BEGUN = "the model has not made a forward pass for training yet"
 WARNS_OF_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
 OURS = ("_tunable", "_agent", "_not_tuned", "_called")
-WRAPPERS = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
-"""Classes whose objects communicate."""
+WRAPPERS = "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"
+"""Classes whose objects are tuned otherwise; on one rank ``fully_shard`` gathers nothing."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "alone.py"
 ROOT = PROGRAM.parents[3]
-STEPS = "1500"
+STEPS = "400"
 
 
 def _trained(folder: Path, *before: str, **variables: str) -> tuple[Any, str]:
