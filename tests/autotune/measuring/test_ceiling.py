@@ -10,7 +10,7 @@ import pytest
 from bagua_autotune.measuring.ceiling import ceiling
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import Categorical
-from bagua_wire.knobs import ALGORITHM_KNOB
+from bagua_wire.knobs import ALGORITHM_KNOB, RECOMPUTED_KNOB
 from tests.autotune.views.jobs import job
 
 EXPOSED_SHARE = 57 / 921
@@ -54,3 +54,5 @@ def test_it_is_unknown_where_the_default_s_steps_do_not_tell_it() -> None:
     algorithms = Categorical(values=("gradient_allreduce", "async"))
     apart = replace(job(), space={ALGORITHM_KNOB: algorithms})
     assert ceiling(apart, told) is None, "ranks that do not wait are bounded by no slowest one"
+    recomputed = replace(job(), space={RECOMPUTED_KNOB: Categorical(values=(12, 0))})
+    assert ceiling(recomputed, told) is None, "computing itself may take less time"

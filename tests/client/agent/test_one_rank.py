@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
@@ -66,3 +67,22 @@ def test_a_model_with_nothing_to_try_is_left_as_it_was(
     assert ours.tuning.reason == "a single rank communicates nothing"
     assert not ours._forward_hooks
     assert not ours._forward_pre_hooks
+
+
+def _sharded() -> tuple[str, list[float], list[float]]:
+    """What a sharded model of one rank is tuned as, and its losses beside an untouched one's."""
+    found = []
+    for is_ours in (False, True):
+        model: Any = Model()
+        for block in model.blocks:
+            fully_shard(block)
+        model = fully_shard(model)
+        ours = bagua_client.tune(model) if is_ours else model
+        found.append(Training(ours).run(7, {1: BLOCKS, 4: 1, 6: 0} if is_ours else {}))
+    return type(ours._tunable).__name__, *found
+
+
+def test_what_fully_shard_leaves_on_one_rank_is_changed_as_well(one_rank: RankPool) -> None:
+    ((kind, untouched, changed),) = one_rank.run(_sharded)
+    assert kind == "TunableSingle"
+    assert changed == untouched
