@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import checkpointing as torchs
-from bagua_client.torch_private.wrapper import untraced
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
 from bagua_client.tunable.recomputed_blocks import Block, blocks_of
@@ -181,9 +180,9 @@ class Recomputation:
 
     # The model's passes
 
-    @untraced
     def _begins(self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if torch.is_grad_enabled():
+        # Where the compiler follows the model, there must be nothing for it to follow here.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._observers.call(self._pass_begins, args, kwargs)
 
     def _pass_begins(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -209,9 +208,8 @@ class Recomputation:
                 self._largest[name] = (max(now[0], most[0]), max(now[1], most[1]))
         return is_larger
 
-    @untraced
     def _ends(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
-        if self._before and torch.is_grad_enabled():
+        if not torch.compiler.is_compiling() and self._before and torch.is_grad_enabled():
             self._observers.call(self._pass_ends)
 
     def _pass_ends(self) -> None:
