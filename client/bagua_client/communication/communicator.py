@@ -122,8 +122,6 @@ class Communicator:
         Where the default group is bound to a device, c10d makes NCCL groups by splitting it. All
         ranks of the job must take part in a split, and those outside ``group`` do not.
         """
-        if self.world_size == 1:
-            return NOBODY_ELSE
         if dist.get_backend(self.everyone) == "gloo":
             return ""
         if unknown := torch_groups.unknown_kind(self.everyone, self.device):
@@ -429,6 +427,10 @@ class Alone(Communicator):
         self.world_size, self.rank = 1, 0
         self.topology = Topology(((0,),))
         self.is_left = False
+
+    @property
+    def obstacle(self) -> str:
+        return NOBODY_ELSE
 
     @property
     def backend(self) -> str:

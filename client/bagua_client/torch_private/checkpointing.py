@@ -13,9 +13,23 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 
-def keep(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a block as it is, so that what it computes is kept; in the place of ``checkpoint``."""
-    return function(*args, **kwargs)
+class Kept:
+    """Runs a block as it is, so that what it computes is kept, in the place of the function that
+    recomputes it. Copies and pickles of the model have that function, and nothing of ours.
+
+    Args:
+        given: that function.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        found: str | tuple[Any, ...] = self.given.__reduce_ex__(protocol)
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,11 +93,11 @@ def _by_function(owner: Any, attribute: str, block: torch.nn.Module) -> Way:
     while isinstance(function, partial):
         options, function = {**function.keywords, **options}, function.func
     unknown = ""
-    if function is keep:
+    if isinstance(function, Kept):
         unknown = "a tuning of another model has it"
     elif function is not checkpoint:
         unknown = getattr(function, "__qualname__", type(function).__name__)
-    return Way(owner, attribute, given, keep, block, options, unknown)
+    return Way(owner, attribute, given, Kept(given), block, options, unknown)
 
 
 def recomputes_itself(module: torch.nn.Module) -> bool:

@@ -115,7 +115,8 @@ class Offer(ABC):
         """
         found: dict[str, Sequence[Value]] = {}
         if self.communicator.world_size == 1:
-            allowed = ()  # What may travel in fewer bits, or not at all, does not travel.
+            # What may travel in fewer bits, or not at all, does not travel.
+            allowed = [each for each in allowed if each in KNOBS]
         for name, row in self.table().items():
             tried, fewest = [value for value in row.values if not row.cannot(value)], row.fewest
             if name == "algorithm":

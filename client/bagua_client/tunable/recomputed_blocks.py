@@ -75,7 +75,7 @@ class Block:
         if self.is_compiled:
             return
         if callable(self._given):
-            self._set(partial(_watched, self._given, self._look, self._measured(allocated_bytes)))
+            self._set(_Watched(self._given, self._look, self._measured(allocated_bytes)))
         elif (module := self._module()) is not None and allocated_bytes is not None:
             self._watch_module(module, allocated_bytes)
 
@@ -128,19 +128,23 @@ class Block:
             setattr(owner, self._attribute, value)
 
 
-def _watched(
-    given: Callable[..., Any],
-    look: Callable[[Sequence[Any]], None],
-    measured: Callable[..., Any],
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """A block that is recomputed by ``given``, and watched."""
-    if torch.compiler.is_compiling():
-        return given(function, *args, **kwargs)
-    look(args)
-    return given(partial(measured, function), *args, **kwargs)
+class _Watched(torchs.Kept):
+    """Has a block recomputed as ``given`` does, and watched."""
+
+    def __init__(
+        self,
+        given: Callable[..., Any],
+        look: Callable[[Sequence[Any]], None],
+        measured: Callable[..., Any],
+    ) -> None:
+        super().__init__(given)
+        self._look, self._measured = look, measured
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.given(function, *args, **kwargs)
+        self._look(args)
+        return self.given(partial(self._measured, function), *args, **kwargs)
 
 
 def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,15 @@ class Made(Offer):
         return {"bucket_bytes": Limit((MIB, 25 * MIB)), **self.rows}
 
 
+TWO_RANKS = cast(Any, SimpleNamespace(world_size=2))
+
+
 def _offer(default: Configuration | None = None, **rows: Limit) -> Made:
-    return Made(default=default or Configuration(), communicator=cast(Any, None), rows=rows)
+    return Made(
+        default=default or Configuration(),
+        communicator=TWO_RANKS,
+        rows=rows,
+    )
 
 
 def test_a_value_that_cannot_be_had_is_not_tried_and_refused_where_it_is_asked_for() -> None:
@@ -59,7 +67,7 @@ def test_what_changes_the_numbers_is_tried_only_where_it_is_allowed() -> None:
 
     offer = Made(
         default=Configuration(),
-        communicator=cast(Any, None),
+        communicator=TWO_RANKS,
         algorithms=algorithms,
         rows={"algorithm": Limit()},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,6 +20,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bagua_client.torch_private import checkpointing as torchs
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.recomputation import Recomputation
 from tests.client.tunable.recomputed.models import BLOCKS, WAYS, WIDTH, Kind, Net
@@ -249,3 +252,21 @@ def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() ->
     with torch.no_grad():
         model(torch.randn(100, 256))
     assert step(100) == BLOCKS
+
+
+@pytest.mark.parametrize("way", ["wrapper", "reentrant"])
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_copies_and_pickles_of_the_model_hold_nothing_of_ours(way: str, is_watched: bool) -> None:
+    model = Net(Kind(way, dropout=0.0))
+    found = Recomputation(model, Observers(), lambda: 0) if is_watched else seen(model)
+    if not is_watched:
+        found.put(0)
+    values = torch.randn(6, WIDTH)
+    expected = model.blocks[0](values)
+    file = io.BytesIO()
+    torch.save(model.blocks, file)
+    assert b"bagua_client.tunable" not in file.getvalue()
+    file.seek(0)
+    for blocks in (copy.deepcopy(model.blocks), torch.load(file, weights_only=False)):
+        assert torch.equal(blocks[0](values), expected)
+        assert not any(isinstance(block.checkpoint_fn, torchs.Kept) for block in blocks)
