@@ -4,7 +4,8 @@ are all recomputed, tuned from its first step, beside the same settings swept by
 python benchmarks/recomputation.py --smoke
 python benchmarks/recomputation.py --cells llama-8 llama-8-inside gpt2-16 --ranks single
 python benchmarks/recomputation.py --cells llama-4 --ranks sharded --gpus 2
-python benchmarks/recomputation.py --cells llama-24 --ranks single --limit-gib 60
+python benchmarks/recomputation.py --cells llama-24 --ranks single --limit-gib 52
+python benchmarks/recomputation.py --cells small-16 --limits 20
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ JOB = Path(__file__).parent / "support" / "jobs" / "recompute.py"
 MODELS = {
     "llama": {"model": "llama", "layers": 16, "hidden": 2048, "tokens": 2048},
     "gpt2": {"model": "gpt2", "layers": 24, "hidden": 1024, "tokens": 1024},
+    "small": {"model": "llama", "layers": 12, "hidden": 1024, "tokens": 1024},
     "tiny": {"model": "llama", "layers": 4, "hidden": 64, "tokens": 32, "vocabulary": 128},
 }
 TIMEOUT_SECONDS = 560.0
+SHARE = 0.9
 
 
 def arguments() -> argparse.Namespace:
@@ -41,6 +44,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--limit-gib", type=float, default=0.0, metavar="GIB",
                         help="of the memory that a rank may take; 0: all")  # fmt: skip
+    parser.add_argument("--limits", type=int, default=0, metavar="TUNINGS",
+                        help="instead: tune so often, each time with another limit of the memory, "
+                        "every other time with random lengths, and count what ran out")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the limits and lengths")
     parser.add_argument("--rounds", type=int, default=3, help="of the sweep")
     parser.add_argument("--output", type=Path, default=Path("build/recomputation"))
     parser.add_argument("--smoke", action="store_true",
@@ -63,6 +70,8 @@ def spec_of(cell: str, options: argparse.Namespace) -> dict[str, Any]:
         "ranks": options.ranks,
         "device": "cpu" if options.smoke else "cuda",
         "limit_gib": options.limit_gib,
+        "limits": options.limits,
+        "seed": options.seed,
         "rounds": options.rounds,
         "measured_steps": 2 if options.smoke else 5,
         "most_steps": 3000,
@@ -108,11 +117,33 @@ def show(cell: str, found: Mapping[str, Any]) -> None:
     print_table(["blocks recomputed", "ms a step", "of", "default / this", "GiB"], rows)
 
 
+def show_limits(cell: str, found: Mapping[str, Any]) -> None:
+    """A table of tunings with limits, and what must not be."""
+    rows = [
+        [
+            f"{row['limit_gib']:.2f}",
+            "yes" if row["varies"] else "no",
+            f"{row['recomputed']}",
+            f"{100 * row['peak_share']:.0f} %",
+            f"{row['steps']}",
+            f"{row['retries']}",
+            "yes" if row["out_of_memory"] else "no",
+        ]
+        for row in found["limited"]
+    ]
+    print_table(
+        ["limit, GiB", "lengths vary", "recomputed", "peak", "steps", "retries", "ran out"], rows
+    )
+    ran_out = sum(row["out_of_memory"] for row in found["limited"])
+    above = sum(row["peak_share"] > SHARE for row in found["limited"])
+    print(f"{cell}: {len(rows)} tunings, out of memory {ran_out}, above {SHARE:.0%} {above}")
+
+
 def main() -> None:
     options = arguments()
     for cell in options.cells:
         try:
-            show(cell, run_cell(cell, options))
+            (show_limits if options.limits else show)(cell, run_cell(cell, options))
         except (subprocess.SubprocessError, OSError) as error:
             print(f"{cell}: {error}")
 

@@ -1,5 +1,5 @@
 """A rank of a training whose blocks are recomputed: tuned from its first step, then beside the same
-settings swept by hand, one after the other, and again.
+settings swept by hand, one after the other, and again; or tuned again and again with other limits.
 
     [torchrun --nproc-per-node 2] python benchmarks/support/jobs/recompute.py SPEC OUT
 
@@ -9,11 +9,13 @@ SPEC is a JSON file, see ``benchmarks/recomputation.py``. Rank 0 writes OUT.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -96,12 +98,17 @@ class Training:
             fully_shard(model, mp_policy=policy)
         return bagua_client.tune(model)
 
-    def step(self) -> None:
-        """One step of the training, of which nothing waits for the GPU."""
+    def step(self, length: int | None = None) -> None:
+        """One step of the training, of which nothing waits for the GPU.
+
+        Args:
+            length: so many tokens of each sequence; None: all.
+        """
+        tokens = self._tokens[:, :length]
         self._optimizer.zero_grad()
         is_mixed = self._spec["ranks"] != "sharded"
         with torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext():
-            loss = self.model(input_ids=self._tokens, labels=self._tokens).loss
+            loss = self.model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         self._optimizer.step()
 
@@ -155,6 +162,46 @@ def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> 
     return rows
 
 
+def limited(spec: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Tune again and again, each time with another limit of the memory, every other time with
+    sequences of random lengths; what each has taken."""
+    draw, tokens = random.Random(spec["seed"]), spec["tokens"]
+    total = torch.cuda.get_device_properties(device).total_memory
+    training: Training | None = Training(spec, device)
+    assert training is not None
+    tuned(training, spec)
+    default, peaks = training.model.tuning.default, []
+    for count in (default.recomputed_blocks, 0):
+        training.model.reconfigure(replace(default, recomputed_blocks=count))
+        peaks.append(timed(training, device, 2)[1])
+    for number in range(spec["limits"]):
+        training = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1]) * 2**30
+        torch.cuda.set_per_process_memory_fraction(limit / total, device)
+        training, steps, varies = Training(spec, device), 0, number % 2 == 1
+        torch.cuda.reset_peak_memory_stats()
+        before, most, ran_out = torch.cuda.memory_stats(device), 0, 0
+        try:
+            while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
+                training.step(draw.randint(tokens // 4, tokens) if varies else None)
+                steps, most = steps + 1, max(most, torch.cuda.max_memory_allocated())
+        except torch.OutOfMemoryError:
+            ran_out = 1
+        after = torch.cuda.memory_stats(device)
+        yield {
+            "limit_gib": limit / 2**30,
+            "varies": varies,
+            "out_of_memory": ran_out,
+            "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
+            "peak_share": most / limit,
+            "steps": steps,
+            "recomputed": training.model.configuration.recomputed_blocks,
+            "summary": training.model.tuning.summary,
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec", type=Path)
@@ -170,9 +217,13 @@ def main() -> None:
             torch.cuda.set_per_process_memory_fraction(spec["limit_gib"] * 2**30 / total, device)
     if spec["ranks"] != "single":
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    training = Training(spec, device)
-    result: dict[str, Any] = {"spec": spec, "tuning": tuned(training, spec)}
-    result["sweep"] = swept(training, spec, device)
+    result: dict[str, Any] = {"spec": spec}
+    if spec["limits"]:
+        result["limited"] = list(limited(spec, device))
+    else:
+        training = Training(spec, device)
+        result["tuning"] = tuned(training, spec)
+        result["sweep"] = swept(training, spec, device)
     if device.type == "cuda":
         result["device"] = torch.cuda.get_device_name(device)
         result["out_of_memory"] = torch.cuda.memory_stats(device).get("num_ooms", 0)
