@@ -58,5 +58,8 @@ class ScriptedMemory:
     def allowed_bytes(self) -> int:
         return self._allowed_bytes
 
+    def largest_bytes(self) -> int:
+        return 0
+
     def reachable_bytes(self) -> int:
         return self._allowed_bytes + OTHERS_BYTES

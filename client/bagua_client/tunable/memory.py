@@ -140,6 +140,9 @@ class DeviceMemory(Protocol):
     def now_bytes(self) -> int:
         """What its tensors take now."""
 
+    def largest_bytes(self) -> int:
+        """The most that was ever allocated at once, of what torch holds now."""
+
     def allowed_bytes(self) -> int:
         """What torch may take of it, in this process."""
 
@@ -167,6 +170,15 @@ class CudaMemory:
     def taken(self) -> Taken:
         found = torch.cuda.memory_stats(self._device)
         return Taken(found.get("allocated_bytes.all.peak", 0), found.get("num_alloc_retries", 0))
+
+    def largest_bytes(self) -> int:
+        # Torch asks the driver for a segment as large as what is allocated, if that is large.
+        sizes = [
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if segment["device"] == (self._device.index or 0)
+        ]
+        return max(sizes, default=0)
 
     def allowed_bytes(self) -> int:
         total = torch.cuda.get_device_properties(self._device).total_memory
@@ -224,7 +236,7 @@ class MeasuredMemory:
         self, device: DeviceMemory, layout: Layout, recomputation: Recomputation | None = None
     ) -> None:
         self._device, self._recomputation = device, recomputation
-        self._rest_bytes = self._retries = self._groups = 0
+        self._rest_bytes = self._retries = self._groups = self._largest_bytes = 0
         self._given = self._in_force = layout
         self._proven_bytes, self._is_short = self._taken_bytes(layout), False
         self.begin(layout)
@@ -259,6 +271,8 @@ class MeasuredMemory:
     def settle(self) -> None:
         """Blocks of other sizes have been freed by now: memory that runs out counts from here."""
         self._retries = self._device.taken().retries
+        if self._recomputation:
+            self._largest_bytes = max(self._largest_bytes, self._device.largest_bytes())
 
     def read(self) -> Footprint:
         """What the layout in force has taken since it came into force, of which is learned."""
@@ -289,6 +303,8 @@ class MeasuredMemory:
         if taken_bytes <= self._taken_bytes(self._given):
             return None
         limit_bytes, device_bytes = self._limits(self._groups_of(layout.configuration))
+        if taken_bytes - self._extra_bytes(layout) > 0:
+            limit_bytes = min(limit_bytes, device_bytes - self._apart_bytes())
         peak_bytes = self._rest_bytes + taken_bytes
         unproven_bytes = max(taken_bytes - self._proven_bytes, 0)
         if peak_bytes <= limit_bytes and peak_bytes + unproven_bytes <= device_bytes:
@@ -298,8 +314,20 @@ class MeasuredMemory:
     @property
     def free_bytes(self) -> int:
         """What a layout may take beyond the default's."""
-        limit_bytes, _ = self._limits(self._groups)
+        limit_bytes, device_bytes = self._limits(self._groups)
+        limit_bytes = min(limit_bytes, device_bytes - self._apart_bytes())
         return limit_bytes - self._rest_bytes - self._taken_bytes(self._given)
+
+    def _apart_bytes(self) -> int:
+        """What may be free only in pieces where blocks keep their activations: these lie in what
+        larger tensors leave, so that there must be room for the largest once more, and for another
+        where batches vary. All there is, if memory has run out by default."""
+        blocks = self._recomputation
+        if not blocks:
+            return 0
+        if self._is_short:
+            return self._device.allowed_bytes()
+        return self._largest_bytes * (1 + blocks.has_varied)
 
     def _limits(self, groups: int) -> tuple[int, int]:
         """What may be used beside so many process groups of ours, and what there is."""

@@ -49,6 +49,7 @@ class Recomputation:
     Attributes:
         recomputed: how many of the blocks are, from the first on.
         was_held_back: whether all were, for a larger batch, since somebody set this to False.
+        has_varied: whether batches of several sizes were seen.
         handles: of ours among the hooks of the model.
     """
 
@@ -62,7 +63,7 @@ class Recomputation:
         nothing: tuple[list[Block], str] = ([], "")
         self._blocks, self._left_alone = seen(lambda: blocks_of(model), nothing)
         self.recomputed = len(self._blocks)
-        self.was_held_back = self._is_held_back = self._is_known = False
+        self.was_held_back = self._is_held_back = self._is_known = self.has_varied = False
         self._is_16_bits = any(p.element_size() < 4 for p in model.parameters())
         self._hindrance = ""
         self._largest: dict[str, tuple[int, int]] = {}
@@ -203,6 +204,7 @@ class Recomputation:
         for name, tensor in _tensors((*args, *kwargs.values())):
             now = (tensor.numel(), max(tensor.shape, default=0))
             most = self._largest.get(name, (0, 0))
+            self.has_varied |= name in self._largest and now != most
             if now[0] > most[0] or now[1] > most[1]:
                 is_larger = True
                 self._largest[name] = (max(now[0], most[0]), max(now[1], most[1]))

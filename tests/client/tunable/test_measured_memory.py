@@ -4,7 +4,7 @@ is found out."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from bagua_client.tunable.memory import (
     why_given_up,
     why_not_tried,
 )
+from bagua_client.tunable.recomputation import Recomputation
 
 GIB = 2**30
 SPECS = [TensorSpec("weight", (GIB // 4,), 4, "torch.float32", "cuda#0")]
@@ -30,6 +31,7 @@ class Device:
     allowed: int = 20 * GIB
     reachable: int = 20 * GIB
     retries: int = 0
+    largest: int = 0
     resets: int = field(default=0, init=False)
 
     def reset(self) -> None:
@@ -43,6 +45,9 @@ class Device:
 
     def allowed_bytes(self) -> int:
         return self.allowed
+
+    def largest_bytes(self) -> int:
+        return self.largest
 
     def reachable_bytes(self) -> int:
         return self.reachable
@@ -145,3 +150,64 @@ def test_what_turns_out_not_to_fit() -> None:
 
 def test_of_a_cpu_nothing_is_known() -> None:
     assert memory_of(torch.device("cpu")) is None
+
+
+class TwoBlocks:
+    """Recomputed, or else they keep a GiB each."""
+
+    def __init__(self) -> None:
+        self.was_held_back = self.has_varied = False
+
+    def __len__(self) -> int:
+        return 2
+
+    def kept_bytes(self, count: int) -> int:
+        return (2 - count) * GIB
+
+
+def recomputing(device: Device) -> tuple[MeasuredMemory, TwoBlocks]:
+    blocks = TwoBlocks()
+    memory = MemoryOfUnits(device, layout(recomputed_blocks=2), cast(Recomputation, blocks))
+    memory.read()
+    return memory, blocks
+
+
+def test_what_blocks_keep_counts_with_what_other_knobs_take() -> None:
+    memory, _ = recomputing(Device(allowed=14 * GIB))
+    assert memory.misfit(layout(recomputed_blocks=0)) is None
+    assert memory.misfit(layout(recomputed_blocks=1, kept_units=1)) is None
+    assert memory.misfit(layout(recomputed_blocks=0, kept_units=1)) is not None
+    assert memory.free_bytes == int(2.6 * GIB)
+
+
+def test_there_must_be_room_for_the_largest_tensor_beside_what_blocks_keep() -> None:
+    """What they keep lies in pieces of what larger tensors leave."""
+    memory, blocks = recomputing(Device(allowed=14 * GIB, largest=2 * GIB))
+    assert memory.misfit(layout(recomputed_blocks=1)) is None
+    assert memory.misfit(layout(kept_units=2, recomputed_blocks=2)) is None
+    assert memory.misfit(layout(recomputed_blocks=0)) is None
+    assert memory.misfit(layout(recomputed_blocks=0, kept_units=1)) is not None
+    blocks.has_varied = True
+    assert memory.misfit(layout(recomputed_blocks=1)) is not None
+    assert memory.free_bytes == 0
+
+
+def test_blocks_keep_nothing_where_memory_runs_out_by_default() -> None:
+    device = Device(allowed=18 * GIB)
+    memory, _ = recomputing(device)
+    assert memory.misfit(layout(recomputed_blocks=1)) is None
+    device.retries = 1
+    memory.read()
+    assert memory.misfit(layout(recomputed_blocks=1)) is not None
+    assert memory.free_bytes < 0
+
+
+def test_a_larger_batch_that_was_recomputed_counts_as_if_blocks_had_kept_theirs() -> None:
+    device = Device(allowed=15 * GIB)
+    memory, blocks = recomputing(device)
+    memory.begin(layout(recomputed_blocks=0))
+    device.taken_bytes = 12 * GIB
+    assert memory.read().lack == Lack.NONE
+    blocks.was_held_back = True
+    found = memory.read()
+    assert (found.peak_bytes, found.lack) == (14 * GIB, Lack.OVER)
