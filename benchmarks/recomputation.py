@@ -63,6 +63,7 @@ def spec_of(cell: str, options: argparse.Namespace) -> dict[str, Any]:
     name, sequences, *ways = cell.split("-")
     compiled = next((way for way in ways if way in ("inside", "around")), "")
     return {
+        "vocabulary": 50257 if name == "gpt2" else 32000,
         **MODELS[name],
         "sequences": int(sequences),
         "way": "transformers" if "transformers" in ways else "wrapper",

@@ -43,7 +43,12 @@ def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
     common = {"use_cache": False, "attn_implementation": "sdpa"}
     if spec["model"] == "gpt2":
         config = transformers.GPT2Config(
-            n_embd=hidden, n_layer=layers, n_head=hidden // 64, n_positions=tokens, **common
+            n_embd=hidden,
+            n_layer=layers,
+            n_head=hidden // 64,
+            n_positions=tokens,
+            vocab_size=spec["vocabulary"],
+            **common,
         )
         gpt2 = transformers.GPT2LMHeadModel(config)
         return gpt2, gpt2.transformer.h
@@ -53,7 +58,7 @@ def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
         num_hidden_layers=layers,
         num_attention_heads=max(1, hidden // 64),
         num_key_value_heads=max(1, hidden // 256),
-        vocab_size=spec.get("vocabulary", 32000),
+        vocab_size=spec["vocabulary"],
         max_position_embeddings=tokens,
         **common,
     )
@@ -180,7 +185,9 @@ def limited(spec: Mapping[str, Any], device: torch.device) -> Iterator[dict[str,
         torch.cuda.empty_cache()
         limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1]) * 2**30
         torch.cuda.set_per_process_memory_fraction(limit / total, device)
-        training, steps, varies = Training(spec, device), 0, number % 2 == 1
+        # Another model, so that nothing is known of it from the tunings before.
+        another = {**spec, "vocabulary": spec["vocabulary"] + 64 * number}
+        training, steps, varies = Training(another, device), 0, number % 2 == 1
         torch.cuda.reset_peak_memory_stats()
         before, most, ran_out = torch.cuda.memory_stats(device), 0, 0
         try:
