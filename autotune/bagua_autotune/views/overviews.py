@@ -281,7 +281,8 @@ class Overviews:
         default's.
         """
         job, shown = reading.job, reading.shown
-        wanted = [best_trial(shown), shown.defaults.trial]
+        # A single rank communicates nothing.
+        wanted = [best_trial(shown), shown.defaults.trial] if job.world_size > 1 else []
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
             steps = self.store.observations.latest(job.id, trial.index, LATEST_STEPS)

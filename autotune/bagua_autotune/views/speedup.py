@@ -152,7 +152,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
         ceiling=reading.shown.most_speedup,
         is_noise=is_noise(reading.shown),
-        exposed_seconds=exposed_seconds(latest, profiles),
+        exposed_seconds=exposed_seconds(latest, profiles) if job.world_size > 1 else None,
         default_exposed_seconds=ceiling.exposed_seconds if ceiling else None,
         rank_spread_ratio=spread.ratio if spread else None,
         slowest_rank=spread.slowest_rank if spread else None,

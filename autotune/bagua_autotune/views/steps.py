@@ -201,14 +201,12 @@ def exposed_seconds(
     observations: Sequence[Observation], profiles: Sequence[Profile]
 ) -> float | None:
     """Communication that the slowest rank's computing does not hide, per step; the median. None
-    where that is not known, and of a single rank.
+    where that is not known.
 
     Args:
         observations: count where the ranks tell what they compute.
         profiles: of rank 0, for where they do not.
     """
-    if observations and len(observations[0].values) == 1:
-        return None  # A single rank communicates nothing.
     told = paces(observations) or [(p.step_seconds, max(p.ready_seconds)) for p in profiles]
     exposed = [max(0.0, seconds - computing) for seconds, computing in told]
     return median(exposed) if exposed else None

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 
-class Kept:
+class NotRecomputed:
     """Runs a block as it is, so that what it computes is kept, in the place of the function that
     recomputes it. Copies and pickles of the model have that function, and nothing of ours.
 
@@ -93,11 +93,11 @@ def _by_function(owner: Any, attribute: str, block: torch.nn.Module) -> Way:
     while isinstance(function, partial):
         options, function = {**function.keywords, **options}, function.func
     unknown = ""
-    if isinstance(function, Kept):
+    if isinstance(function, NotRecomputed):
         unknown = "a tuning of another model has it"
     elif function is not checkpoint:
         unknown = getattr(function, "__qualname__", type(function).__name__)
-    return Way(owner, attribute, given, Kept(given), block, options, unknown)
+    return Way(owner, attribute, given, NotRecomputed(given), block, options, unknown)
 
 
 def recomputes_itself(module: torch.nn.Module) -> bool:

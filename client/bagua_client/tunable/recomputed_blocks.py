@@ -128,7 +128,7 @@ class Block:
             setattr(owner, self._attribute, value)
 
 
-class _Watched(torchs.Kept):
+class _Watched(torchs.NotRecomputed):
     """Has a block recomputed as ``given`` does, and watched."""
 
     def __init__(

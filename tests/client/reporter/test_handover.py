@@ -41,9 +41,7 @@ def of_rank(
 ) -> Handover:
     """Of one of four ranks on two nodes, whose files are in a home of its own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(home))
-    communicator: Any = SimpleNamespace(
-        rank=rank, topology=Topology(((0, 1), (2, 3))), group=SimpleNamespace(group_name="all")
-    )
+    communicator: Any = SimpleNamespace(rank=rank, topology=Topology(((0, 1), (2, 3))), name="all")
     return Handover("digits", communicator, Environment(url=url or None, fresh=fresh))
 
 

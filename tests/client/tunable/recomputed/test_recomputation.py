@@ -269,4 +269,4 @@ def test_copies_and_pickles_of_the_model_hold_nothing_of_ours(way: str, is_watch
     file.seek(0)
     for blocks in (copy.deepcopy(model.blocks), torch.load(file, weights_only=False)):
         assert torch.equal(blocks[0](values), expected)
-        assert not any(isinstance(block.checkpoint_fn, torchs.Kept) for block in blocks)
+        assert not any(isinstance(block.checkpoint_fn, torchs.NotRecomputed) for block in blocks)
