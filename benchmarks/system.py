@@ -34,6 +34,7 @@ from bagua_wire.configuration import Configuration
 from benchmarks.support.harness import print_table
 
 SCRIPT = Path(__file__).parent / "support" / "jobs" / "megatron_like.py"
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 # All but the largest --kept-layers fit: it takes 48 GiB, and the next one 36.
 LIMIT_GIB = 44
 OWN = ("--ddp-bucket-size", "40000000", "--kept-layers", "0")
@@ -94,9 +95,8 @@ class Result:
 
 def command(script: Sequence[str]) -> list[str]:
     """Two ranks of the script, under the limit of memory."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     limited = ["bash", "-c", f'ulimit -v {LIMIT_GIB * 2**20}; exec "$0" "$@"']
-    return [*limited, *torchrun, "--standalone", str(SCRIPT), *script]
+    return [*limited, *LAUNCHER, str(SCRIPT), *script]
 
 
 class Bench:

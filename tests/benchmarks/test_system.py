@@ -10,6 +10,7 @@ import pytest
 from bagua_runs.outcomes import Outcome
 from benchmarks import system
 from benchmarks.system import Bench, Counts
+from tests import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +19,7 @@ SMALL = ["--num-layers", "4", "--layer-parameters", "1000"]
 
 @pytest.fixture(autouse=True)
 def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "LAUNCHER", torchrun.COMMAND)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

@@ -1,4 +1,4 @@
-"""``bagua-autotune check`` on trainings of two ranks under torchrun."""
+"""``bagua-autotune check`` on trainings of two ranks, once under torchrun itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import torchrun
 from tests.e2e.programs.check_job import COMPUTING_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -41,12 +42,12 @@ def figures(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def training(kind: str, steps: str = ENDLESS) -> list[str]:
-    return ["--", *TORCHRUN, str(TRAINING), kind, steps]
+def training(kind: str, steps: str = ENDLESS, by: list[str] = torchrun.COMMAND) -> list[str]:
+    return ["--", *by, str(TRAINING), kind, steps]
 
 
 def test_a_job_that_communicates_more_than_it_computes_is_worth_tuning() -> None:
-    done = check("--steps", "10", *training("exposed"))
+    done = check("--steps", "10", *training("exposed", by=TORCHRUN))
     assert done.returncode == 0, done.stderr
     step, fewer_bytes, advice = done.stdout.splitlines()
     share = re.fullmatch(
@@ -90,7 +91,7 @@ def test_a_job_that_hardly_communicates_is_measured_as_far_as_it_comes() -> None
 
 
 def test_a_training_with_our_own_class_is_measured_too() -> None:
-    found = figures("--steps", "5", "--", *TORCHRUN, str(ROOT / "examples" / "digits.py"))
+    found = figures("--steps", "5", "--", *torchrun.COMMAND, str(ROOT / "examples" / "digits.py"))
     assert (found["ranks"], found["nodes"], found["models"]) == (2, 1, 1)
     assert 0 < found["computing_seconds"] <= found["step_seconds"]
     assert 0 < found["exposed_seconds"] <= found["communication_seconds"]

@@ -1,9 +1,10 @@
-"""The program that measures, started by torchrun on loopback; the others are run by whole cells."""
+"""The program that measures, started as torchrun does; the others are run by whole cells."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from bagua_client import Configuration
 from benchmarks.support.cells.cell import SMOKE, TUNED, Cell, ours, sweep_arms
-from examples.launch import start, wait
+from tests import torchrun
 
 MEASURE = Path(__file__).resolve().parents[3] / "benchmarks" / "support" / "jobs" / "measure.py"
 COMPUTE_SECONDS = 0.02
@@ -22,10 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 def measured(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     (folder / "spec.json").write_text(json.dumps(spec))
-    script = [str(MEASURE), str(folder / "spec.json"), str(folder / "out.json")]
+    command = [*torchrun.COMMAND, str(MEASURE), str(folder / "spec.json"), str(folder / "out.json")]
     # Nothing is tuned, whatever the environment says.
     variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "BAGUA_AUTOTUNE": "1"}
-    assert wait(start(script, nodes=1, ranks_per_node=2, environment=variables)) == 0
+    subprocess.run(command, env=variables, check=True)
     found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return found
 

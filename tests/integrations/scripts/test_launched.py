@@ -12,6 +12,7 @@ import pytest
 
 from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
+from tests.torchrun import WORDS
 
 pytestmark = pytest.mark.slow
 
@@ -19,21 +20,21 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "stock_script.py")
 WAYS = ["plain", "view", "static", "unused", "accumulated", "half"]
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+LAUNCHER = "-m", "bagua_client"
 FEWEST_CUTS = 3
 
 
 def _losses(folder: Path, *words: str) -> list[dict[str, list[float]]]:
-    """What the script told on both ranks, where torchrun is given ``words``."""
+    """What the script told on both ranks, where python is given ``words``."""
     folder.mkdir()
-    done = start(*TORCHRUN, *words, str(folder), *WAYS, folder=ROOT)
+    done = start(*words, str(folder), *WAYS, folder=ROOT)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_sizes_that_change_every_5_steps_change_no_loss_by_a_bit(tmp_path: Path) -> None:
-    without_us, folder = _losses(tmp_path / "stock", SCRIPT), tmp_path / "swapped"
-    swapped = _losses(folder, "-m", "bagua_client", str(HERE / "swapping.py"), SCRIPT)
+    without_us, folder = _losses(tmp_path / "stock", *WORDS, SCRIPT), tmp_path / "swapped"
+    swapped = _losses(folder, *LAUNCHER, *WORDS, str(HERE / "swapping.py"), SCRIPT)
     assert swapped == without_us, "not the losses of torch's class"
     assert without_us[0]["plain"] != without_us[1]["plain"], "the ranks train with the same data"
     for rank in range(2):
@@ -77,7 +78,7 @@ def _told(folder: Path, *words: str) -> tuple[list[str], str]:
     """What both ranks wrote into the folder, and all that was printed."""
     folder.mkdir()
     words = tuple(str(folder) if word == "FOLDER" else word for word in words)
-    done = start(*TORCHRUN, *words, folder=ROOT)
+    done = start(*words, folder=ROOT)
     assert done.returncode == 0, done.stderr
     printed = done.stdout + done.stderr
     return [(folder / f"{rank}.json").read_text() for rank in range(2)], printed
@@ -97,9 +98,9 @@ def test_a_look_that_fails_on_a_rank_changes_nothing_and_is_one_line(
     if kind == "lightning":
         (tmp_path / "fit.py").write_text(LIGHTNING)
         words = [str(tmp_path / "fit.py"), "FOLDER", "ddp"]
-    stock, _ = _told(tmp_path / "stock", *words)
+    stock, _ = _told(tmp_path / "stock", *WORDS, *words)
     for number, look in enumerate(looks):
-        ours = "-m", "bagua_client", "--autotune", FAILING, f"bagua_client.{look}"
+        ours = *LAUNCHER, "--autotune", *WORDS, FAILING, f"bagua_client.{look}"
         told, printed = _told(tmp_path / str(number), *ours, *words)
         assert told == stock
         assert "a look fails" in printed
