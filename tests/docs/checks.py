@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import click
 import pytest
 
 from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES, main
+from bagua_client.environment import Environment
 from tests.docs.pages import ROOT
 from tests.torch_aborts import again_if_torch_aborts
 
@@ -136,6 +138,17 @@ class Parsed(Check):
         else:
             problem = place.problems()[command]
             assert problem is None, f"{command}: {problem}"
+
+
+@dataclass(frozen=True)
+class Read(Check):
+    """A training that another command starts, too: the client takes the variables before it."""
+
+    def __call__(self, command: str, place: Place) -> None:
+        words = takewhile(lambda word: "=" in word, shlex.split(command))
+        variables = {name: value for name, _, value in (word.partition("=") for word in words)}
+        assert any(name.startswith("BAGUA_") for name in variables)
+        Environment.read(variables)
 
 
 @dataclass(frozen=True)
