@@ -1,4 +1,4 @@
-"""``bagua-autotune system`` on trainings of two ranks under torchrun."""
+"""``bagua-autotune system`` on trainings of two ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.views import Overviews
 from bagua_runs.job import Job
 from bagua_runs.outcomes import Metric, StepTimes
+from tests import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -29,8 +30,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(*arguments: str) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    return [*torchrun, "--standalone", str(TRAINING), *arguments]
+    return [*torchrun.COMMAND, str(TRAINING), *arguments]
 
 
 def assert_nothing_is_left() -> None:
@@ -44,6 +44,8 @@ def test_the_fastest_of_a_training_is_found_by_its_steps(tmp_path: Path) -> None
     options = [
         "--database",
         database,
+        "--job",
+        "trained",
         "--steps",
         "10",
         "--runs",
@@ -66,7 +68,7 @@ def test_the_fastest_of_a_training_is_found_by_its_steps(tmp_path: Path) -> None
     store = Store(database, as_found=True)
     (overview,) = Overviews(store).job_list().jobs
     store.close()
-    assert (overview.name, overview.protocol, overview.world_size) == ("system_job.py", "runs", 2)
+    assert (overview.name, overview.protocol, overview.world_size) == ("trained", "runs", 2)
     assert overview.figures.speedup is not None
     assert overview.figures.payback_steps is not None
     before, after = overview.figures.baseline_seconds, overview.figures.incumbent_seconds
