@@ -134,10 +134,7 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 8), 4))
 """
 
 
-@LAUNCHERS
-def test_lightning_s_own_import_of_bagua_s_strategy_trains_with_ours(
-    folder: Path, launcher: tuple[str, ...]
-) -> None:
+def test_lightning_s_own_import_of_bagua_s_strategy_trains_with_ours(folder: Path) -> None:
     """Also where lightning-bagua itself is installed."""
     pytest.importorskip("lightning")
     real = folder / "site" / "lightning_bagua.py"
@@ -145,6 +142,6 @@ def test_lightning_s_own_import_of_bagua_s_strategy_trains_with_ours(
     real.write_text("raise ImportError('needs Bagua for CUDA 11')")
     (folder / "fit.py").write_text(OF_LIGHTNING)
     variables = {**_path(real.parent), "GLOO_SOCKET_IFNAME": "lo"}
-    done = start(*launcher, "fit.py", folder=folder, variables=variables)
+    done = start("-m", "bagua_compat", "fit.py", folder=folder, variables=variables)
     assert done.returncode == 0, done.stderr
     assert "2 bytegrad" in done.stdout.splitlines()

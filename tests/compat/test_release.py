@@ -25,8 +25,6 @@ pytestmark = pytest.mark.slow
         ("contrib/test_load_balancing_data_loader.py", 2, 0),
         ("contrib/test_cached_dataset.py", 1, 0),
         ("contrib/test_store.py", 2, 0),
-        # On a CPU: 21 settings of torch's optimizers, 101 steps each; mutual groups.
-        ("contrib/test_fused_optimizer.py", 2, 6),
     ],
 )
 def test_without_a_gpu(

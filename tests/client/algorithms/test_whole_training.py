@@ -27,7 +27,7 @@ NAMES = [
     "async",
 ]
 ARGUMENTS = {"async": {"sync_interval_ms": 1}, "powersgd": {"start_powerSGD_iter": 4}}
-STOPPED_SECONDS = 5
+STOPPED_SECONDS = 1
 
 
 def _begin(name: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
+from bagua_client.launcher import job_environment, script
 from tests.client.launcher.programs import start
 from tests.ranks import RankPool
 
@@ -79,19 +80,33 @@ def test_options_before_it_stay_in_any_spelling(folder: Path) -> None:
         assert start(*spelling, "scripts/train.py", folder=folder).stdout == plain.stdout
 
 
-def test_what_would_not_be_tuned_is_an_error(folder: Path) -> None:
+def test_under_options_that_hide_our_variables_it_is_an_error(folder: Path) -> None:
     begin = f"import sys; sys.path += {sys.path}; from bagua_client.launcher.script import main"
-    left_out = f"{begin}; from bagua_client.launcher import job_environment as its; its.AS_BAGUA"
-    for words, sentence in (
-        (("-E", "-c", f"{begin}; main(['scripts/train.py'])"), "Python's options"),
-        (("-c", f"{left_out} = ''; main(['--as-bagua', 'train.py'])"), "needs the package"),
-        (("-m", "bagua_client"), "SCRIPT is missing"),
-        (("-m", "bagua_client", "--autotune-max-samples", "0", "train.py"), "MAX_SAMPLES must be"),
-    ):
-        done = start(*words, folder=folder)
-        assert done.returncode == 2
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stderr
+    done = start("-E", "-c", f"{begin}; main(['scripts/train.py'])", folder=folder)
+    assert done.returncode == 2
+    assert "Python's options" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--as-bagua", "train.py"], "needs the package"),
+        ([], "SCRIPT is missing"),
+        (["--autotune-max-samples", "0", "train.py"], "MAX_SAMPLES must be"),
+    ],
+)
+def test_what_would_not_be_tuned_is_an_error(
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(job_environment, "AS_BAGUA", "")
+    with pytest.raises(SystemExit) as end:
+        script.main(words)
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 CHILDREN = """

@@ -95,8 +95,9 @@ class Losses:
 
     def add(self, loss: torch.Tensor, model: Any) -> None:
         self.losses.append(loss.item())
-        self.in_force += [word for word in seen(model) if word not in self.in_force]
-        time.sleep(STEP_SECONDS)
+        now = seen(model)
+        self.in_force += [word for word in now if word not in self.in_force]
+        time.sleep(STEP_SECONDS if now else 0)  # The service answers meanwhile.
 
 
 def as_accelerate_wants() -> Any:
@@ -180,10 +181,9 @@ def trainer(folder: Path, steps: int) -> dict[str, Any]:
             tuned(self.trainer.model_wrapped)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            losses.in_force += [
-                word for word in seen(self.trainer.model_wrapped) if word not in losses.in_force
-            ]
-            time.sleep(STEP_SECONDS)
+            now = seen(self.trainer.model_wrapped)
+            losses.in_force += [word for word in now if word not in losses.in_force]
+            time.sleep(STEP_SECONDS if now else 0)
 
     def train(most: int, resume: str | None) -> nn.Module:
         forget_state()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bagua_client import Configuration
+from tests import torchrun
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
@@ -23,9 +24,8 @@ from tests.integrations.lacking import needs
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "sharded_script.py")
-TORCHRUN = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = ("accelerate", "trainer", "fabric", "lightning")
-STEPS = 80
+STEPS = 60
 DEFAULT = Configuration(64)
 TRIED = (
     DEFAULT,
@@ -47,7 +47,7 @@ def _trained(url: str, *words: str) -> None:
         "BAGUA_AUTOTUNE": "1",
         "BAGUA_AUTOTUNE_URL": url,
     }
-    done = start(*TORCHRUN, *words, folder=ROOT, variables=variables)
+    done = start("-W", "ignore", *words, folder=ROOT, variables=variables)
     assert done.returncode == 0, done.stderr
 
 
@@ -58,8 +58,9 @@ def test_they_train_as_without_us(tmp_path: Path) -> None:
     with ScriptedService([[each.to_json() for each in (*TRIED, DEFAULT)]]) as service:
         # Untouched, and then tuned, in one program; then launched, without a word of ours in it.
         told = SCRIPT, str(by_itself), str(STEPS), *FRAMEWORKS, "tune", *FRAMEWORKS
-        _trained(service.url, *told)
-        _trained(service.url, "-m", "bagua_client", SCRIPT, str(launched), str(STEPS), *FRAMEWORKS)
+        _trained(service.url, *torchrun.WORDS, *told)
+        ours = "-m", "bagua_client", *torchrun.WORDS
+        _trained(service.url, *ours, SCRIPT, str(launched), str(STEPS), *FRAMEWORKS)
         assert service.bodies("disagreement") == []
     for name in FRAMEWORKS:
         for rank in range(2):
