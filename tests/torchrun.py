@@ -10,12 +10,14 @@ others are ended.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import runpy
 import signal
 import socket
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -64,14 +66,20 @@ def _fork(rank: int, words: list[str]) -> int:
     if pid:
         return pid
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    code = 0
     try:
         _run(words)
-    except SystemExit:
-        raise  # It is this interpreter's, too.
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
-        sys.exit(1)
-    sys.exit(0)
+        code = 1
+    # Without the interpreter's shutdown, in which torch aborts some processes: torch_aborts.py.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(words: list[str]) -> None:

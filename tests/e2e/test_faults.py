@@ -20,9 +20,9 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url
 from bagua_client import Configuration
 from tests.autotune.support import stored_jobs
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.programs.training import DEFAULT, Report, train
-from tests.e2e.service import ServiceProcess
+from tests.e2e.service import ServiceProcess, unused_port
 from tests.e2e.test_tuning import check
 from tests.ranks import Outcome, RankPool
 
@@ -160,6 +160,16 @@ def test_a_service_that_goes_away_in_a_trial_leaves_the_ranks_at_their_default_u
     assert all(trial["seconds"] < 0.5 for trial in service.trials() if trial["seconds"])
 
 
+@pytest.fixture(scope="module")
+def raving() -> Iterator[tuple[int, RankPool]]:
+    """A port, and two ranks that take what listens there for their service."""
+    port = unused_port()
+    variables = {**LIMITS, "BAGUA_AUTOTUNE_URL": f"http://127.0.0.1:{port}"}
+    pool = RankPool([2], collective_timeout_seconds=40, variables=variables)
+    yield port, pool
+    pool.close()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "seconds"),
     [
@@ -189,15 +199,13 @@ def test_a_service_that_goes_away_in_a_trial_leaves_the_ranks_at_their_default_u
     ],
 )
 def test_a_service_that_answers_nonsense_costs_no_step(
-    tuned_ranks: Callable[..., RankPool],
-    status: int,
-    body: bytes,
-    seconds: float,
+    raving: tuple[int, RankPool], status: int, body: bytes, seconds: float
 ) -> None:
-    with nonsense(status, body, seconds) as url:
-        reports = tuned_ranks(url, (2,)).run(train, 120, False, timeout_seconds=60)
+    port, pool = raving
+    with nonsense(status, body, seconds, port):
+        reports = pool.run(train, 80, False, timeout_seconds=60)
     check(reports)
-    assert reports[0].steps == 120
+    assert reports[0].steps == 80
     assert set(reports[0].configurations) == {DEFAULT}
     # A few lines for the reader, not one for each step or answer.
     assert len(reports[0].logged) < 20

@@ -47,7 +47,7 @@ def test_the_fastest_of_a_training_is_found_by_its_steps(tmp_path: Path) -> None
         "--job",
         "trained",
         "--steps",
-        "10",
+        "5",
         "--runs",
         "6",
         "--timeout",

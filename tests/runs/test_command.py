@@ -12,6 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
+
+from bagua_autotune.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -141,21 +144,16 @@ def test_a_job_without_steps_is_told_of_metric(folder: Path) -> None:
     ],
 )
 def test_bad_options_are_refused_in_words(folder: Path, options: list[str], message: str) -> None:
-    code, _, err = run(folder, *options)
-    assert code == 2
-    assert message in err
+    done = CliRunner().invoke(main, ["system", *options, "--", str(JOB), str(folder)])
+    assert done.exit_code == 2
+    assert message in done.stderr
     assert not list(folder.iterdir())
 
 
-def test_a_command_that_is_not_there_is_said(folder: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "bagua_autotune", "system", "--", "no-such-command"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 1
-    assert "cannot be started: No such file or directory: no-such-command" in process.stderr
+def test_a_command_that_is_not_there_is_said() -> None:
+    done = CliRunner().invoke(main, ["system", "--", "no-such-command"])
+    assert done.exit_code == 1
+    assert "cannot be started: No such file or directory: no-such-command" in done.stderr
 
 
 def test_nothing_to_search_is_said(folder: Path) -> None:

@@ -187,8 +187,8 @@ SMOKE = Effort(
     most_tuning_steps=400,
     tuning_variables={
         "BAGUA_AUTOTUNE_MAX_SAMPLES": "3",
-        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
-        "BAGUA_AUTOTUNE_WARMUP_TIME_S": "1",
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.2",
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0.3",
     },
 )
 """Enough to see that every part works; its figures mean nothing."""

@@ -58,7 +58,7 @@ class Trouble:
     where: str
     changes: tuple[str, ...] = tuple(CHANGES)
     rank: int = -1
-    seconds: float = 5.0
+    seconds: float = 2.0
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ def test_a_rank_that_cannot_make_a_change_takes_all_back(
 @pytest.mark.parametrize(
     ("change", "where", "victim"),
     [
-        *((change, "put", number % 2) for number, change in enumerate(CHANGES)),
+        ("keep", "put", 0),
+        ("own-scatter-group", "put", 1),
         ("stripe", "groups", 1),
         ("merge", "scatter", 0),
-        ("stripe", "scatter", 1),
     ],
 )
 def test_when_a_rank_is_killed_the_other_ends(
@@ -133,7 +133,7 @@ def test_when_a_rank_is_killed_the_other_ends(
     assert "gloo" in error.lower(), error
 
 
-def test_the_service_may_be_gone_in_each_kind_of_change(
+def test_the_service_may_be_gone_in_a_change(
     ranks: Callable[[str], RankPool], tmp_path: Path
 ) -> None:
     file = tmp_path / "step"
@@ -147,7 +147,8 @@ def test_the_service_may_be_gone_in_each_kind_of_change(
 
     port = 0
     training: Future[list[Report]] | None = None
-    for name, change in CHANGES.items():
+    for name in ("keep", "stripe"):  # Without other process groups, and with them.
+        change = CHANGES[name]
         # Of one trial, which does not end.
         service = ScriptedService([[change.to_json()] * 2], steps=10**6, port=port)
         port = int(service.url.rpartition(":")[2])
