@@ -88,9 +88,9 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     environment = {**os.environ, **LIMITS, "BAGUA_AUTOTUNE_URL": service.url}
     environment["BAGUA_AUTOTUNE_JOB"] = "characters"
     environment["BAGUA_AUTOTUNE_ALLOW"] = "bfloat16"
-    command = [sys.executable, str(EXAMPLES / "launch.py"), str(EXAMPLES / "characters.py")]
+    launch = [sys.executable, str(EXAMPLES / "launch.py"), "--ranks-per-node", "1"]
     run = subprocess.Popen(
-        [*command, "--steps", "60"],
+        [*launch, str(EXAMPLES / "characters.py"), "--steps", "60"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -98,7 +98,7 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     )
     wait_until(lambda: bool(service.job()), "the registration", 100)
     processes = psutil.Process(run.pid).children(recursive=True)
-    assert len(processes) >= 6  # two torchruns, four ranks
+    assert len(processes) >= 4  # two torchruns, two ranks
     output, said = run.communicate(timeout=200)
     assert run.returncode == 0
     assert others(said.splitlines()) == []
@@ -106,7 +106,7 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     assert losses[-1] < losses[0]
     job = service.job()
     assert job["name"] == "characters"
-    assert service.get(f"jobs/{job['id']}")["ranks_per_node"] == [2, 2]
+    assert service.get(f"jobs/{job['id']}")["ranks_per_node"] == [1, 1]
     # What changes the numbers is tried where it is allowed.
     tried = {trial["configuration"]["wire_precision"] for trial in service.trials()}
     assert tried == {"as_is", "bf16"}

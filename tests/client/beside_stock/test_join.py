@@ -96,7 +96,8 @@ def test_an_early_end_is_the_same_error(beside: Beside) -> None:
 
 
 def _seldom_recut_between(recuts: Recuts) -> str | None:
-    """A re-cut comes into force after the first of two epochs that some ranks end early."""
+    """A re-cut comes into force after the first of two epochs that some ranks end early; of all
+    pairs, half."""
 
     def train(wrapper: Stock, step: int) -> None:
         if step == 1:
@@ -109,7 +110,7 @@ def _seldom_recut_between(recuts: Recuts) -> str | None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     for first in range(len(recuts)):
         turned = [*recuts[first:], *recuts[:first]]
-        for second in range(len(recuts)):
+        for second in range(first % 2, len(recuts), 2):
             found = side_by_side(model, train, [*turned[:1], *turned[second:]], steps=6)
             if found is not None:
                 return found

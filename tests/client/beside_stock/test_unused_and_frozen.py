@@ -26,7 +26,7 @@ from tests.ranks import RankPool
 pytestmark = pytest.mark.slow
 
 WIDTH = 24
-SOON_SECONDS = 6.0
+SOON_SECONDS = 3.0
 """Ranks that wait in vain wait so long."""
 ALL = (0, 1, 2, 3)
 

@@ -32,8 +32,15 @@ def _losses(folder: Path, *words: str) -> list[dict[str, list[float]]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_sizes_that_change_every_5_steps_change_no_loss_by_a_bit(tmp_path: Path) -> None:
-    without_us, folder = _losses(tmp_path / "stock", *WORDS, SCRIPT), tmp_path / "swapped"
+@pytest.fixture(scope="module")
+def without_us(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+    return _losses(tmp_path_factory.mktemp("without us") / "told", *WORDS, SCRIPT)
+
+
+def test_sizes_that_change_every_5_steps_change_no_loss_by_a_bit(
+    without_us: list[dict[str, list[float]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "swapped"
     swapped = _losses(folder, *LAUNCHER, *WORDS, str(HERE / "swapping.py"), SCRIPT)
     assert swapped == without_us, "not the losses of torch's class"
     assert without_us[0]["plain"] != without_us[1]["plain"], "the ranks train with the same data"
@@ -84,29 +91,33 @@ def _told(folder: Path, *words: str) -> tuple[list[str], str]:
     return [(folder / f"{rank}.json").read_text() for rank in range(2)], printed
 
 
+def _told_where_it_fails(folder: Path, look: str, *words: str) -> list[str]:
+    """What both ranks wrote; the look failed on rank 1, and a line says so."""
+    ours = *LAUNCHER, "--autotune", *WORDS, FAILING, f"bagua_client.{look}"
+    told, printed = _told(folder, *ours, *words)
+    assert "a look fails" in printed
+    (line,) = [line for line in printed.splitlines() if "autotune is off" in line]
+    assert "on rank 1" in line
+    assert "it fails on purpose" in line
+    return told
+
+
 @pytest.mark.parametrize(
-    ("kind", "looks"),
-    [
-        ("script", ["agent.admission:name_of", "measuring.rank_measurement:StepBoundary.__init__"]),
-        pytest.param("lightning", ["tunable.offer:Offer.reasons"], marks=needs("lightning")),
-    ],
+    "look", ["agent.admission:name_of", "measuring.rank_measurement:StepBoundary.__init__"]
 )
 def test_a_look_that_fails_on_a_rank_changes_nothing_and_is_one_line(
-    tmp_path: Path, kind: str, looks: list[str]
+    without_us: list[dict[str, list[float]]], tmp_path: Path, look: str
 ) -> None:
-    words = [SCRIPT, "FOLDER", "plain"]
-    if kind == "lightning":
-        (tmp_path / "fit.py").write_text(LIGHTNING)
-        words = [str(tmp_path / "fit.py"), "FOLDER", "ddp"]
+    told = _told_where_it_fails(tmp_path / "ours", look, SCRIPT, "FOLDER", "plain")
+    assert [json.loads(each) for each in told] == [{"plain": each["plain"]} for each in without_us]
+
+
+@needs("lightning")
+def test_a_look_that_fails_changes_no_fit_of_lightnings(tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(LIGHTNING)
+    words = [str(tmp_path / "fit.py"), "FOLDER", "ddp"]
     stock, _ = _told(tmp_path / "stock", *WORDS, *words)
-    for number, look in enumerate(looks):
-        ours = *LAUNCHER, "--autotune", *WORDS, FAILING, f"bagua_client.{look}"
-        told, printed = _told(tmp_path / str(number), *ours, *words)
-        assert told == stock
-        assert "a look fails" in printed
-        (line,) = [line for line in printed.splitlines() if "autotune is off" in line]
-        assert "on rank 1" in line
-        assert "it fails on purpose" in line
+    assert _told_where_it_fails(tmp_path / "ours", "tunable.offer:Offer.reasons", *words) == stock
 
 
 ACCELERATE = """
