@@ -64,7 +64,7 @@ class Recomputation:
         self._blocks, self._left_alone = seen(lambda: blocks_of(model), nothing)
         self.recomputed = len(self._blocks)
         self.was_held_back = self._is_held_back = self._is_known = self.has_varied = False
-        self._is_16_bits = any(p.element_size() < 4 for p in model.parameters())
+        self._is_16_bits = seen(lambda: any(p.element_size() < 4 for p in model.parameters()), True)
         self._hindrance = ""
         self._largest: dict[str, tuple[int, int]] = {}
         self._before: list[Any] = []
