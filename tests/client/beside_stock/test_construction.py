@@ -231,7 +231,19 @@ def test_a_tuned_wrapper_is_still_of_its_class(pair_of_ranks: RankPool) -> None:
     pair_of_ranks.run(_identity_of_a_tuned_wrapper)
 
 
-@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.DataParallel(nn.Linear(2, 2)), None, 3])
-def test_tune_takes_nothing_else(other: Any) -> None:
+def _takes_nothing_else() -> None:
+    others: tuple[Any, ...] = (nn.Linear(2, 2), nn.DataParallel(nn.Linear(2, 2)), None, 3)
+    for other in others:
+        with pytest.raises(TypeError, match="DistributedDataParallel"):
+            tune(other)
+
+
+def test_tune_takes_nothing_else_of_several_ranks(pair_of_ranks: RankPool) -> None:
+    """What one process trains by itself may be any module."""
+    pair_of_ranks.run(_takes_nothing_else)
+
+
+@pytest.mark.parametrize("other", [None, 3])
+def test_tune_takes_no_other_thing(other: Any) -> None:
     with pytest.raises(TypeError, match="DistributedDataParallel"):
         tune(other)
