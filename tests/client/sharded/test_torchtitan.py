@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,15 @@ pytestmark = pytest.mark.slow
 
 TOKENS, WIDTH, BLOCKS, MICRO_BATCHES = 32, 8, 4, 2
 MOST_STEPS, STEPS_AFTER, SAVED_EVERY = 400, 6, 4
-DEFAULT = Configuration(1024)
+DEFAULT = Configuration(1024, recomputed_blocks=4)
 """The embedding has so many bytes, a block more."""
 TRIED = (
     DEFAULT,
-    Configuration(1024, kept_units=3),
-    Configuration(8192),
-    Configuration(8192, kept_units=5, channels=2),
-    Configuration(1024, channels=4, scatter_group="own"),
-    Configuration(8192, kept_units=5, channels=4, scatter_group="own"),
+    replace(DEFAULT, kept_units=3, recomputed_blocks=1),
+    replace(DEFAULT, bucket_bytes=8192),
+    replace(DEFAULT, bucket_bytes=8192, kept_units=5, channels=2, recomputed_blocks=0),
+    replace(DEFAULT, channels=4, scatter_group="own"),
+    replace(DEFAULT, bucket_bytes=8192, kept_units=5, channels=4, recomputed_blocks=2),
 )
 
 
