@@ -75,8 +75,8 @@ def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_wa
     steps_file = tmp_path / "steps"
 
     def twenty_more_steps() -> None:
-        steps = int(steps_file.read_text() or 0)
-        wait_until(lambda: int(steps_file.read_text() or 0) > steps + 20, "20 steps")
+        steps = int(steps_file.read_text())
+        wait_until(lambda: int(steps_file.read_text()) > steps + 20, "20 steps")
 
     training = begin(tuned_ranks(service.url), 20000, True, str(steps_file))
     wait_until(lambda: bool(service.job()) and len(service.trials()) >= 4, "the fourth trial")
@@ -124,7 +124,7 @@ def test_a_service_that_comes_late_is_found(
 ) -> None:
     steps_file = tmp_path / "steps"
     training = begin(tuned_ranks(service.url), 5000, True, str(steps_file))
-    wait_until(lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 30, "30 steps")
+    wait_until(lambda: steps_file.exists() and int(steps_file.read_text()) > 30, "30 steps")
     service.start()
     reports = training.result()
     check(reports)
@@ -140,7 +140,7 @@ def test_a_service_that_goes_away_in_a_trial_leaves_the_ranks_at_their_default_u
     training = begin(pool, 20000, True, str(steps_file))
 
     def steps() -> int:
-        return int(steps_file.read_text() or 0)
+        return int(steps_file.read_text())
 
     # Not one that ends before the service does.
     wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
@@ -239,7 +239,7 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     )
     executor.shutdown(wait=False)
     wait_until(
-        lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 60, "60 steps", 90
+        lambda: steps_file.exists() and int(steps_file.read_text()) > 60, "60 steps", 90
     )
     store = Store(default_url())
     wait_until(lambda: len(stored_jobs(store)) == 1, "the job", 60)

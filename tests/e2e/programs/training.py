@@ -102,7 +102,9 @@ def train(
         time.sleep(STEP_SECONDS)
         configurations.append(tuned.configuration)
         if steps_file is not None and dist.get_rank() == 0:
-            Path(steps_file).write_text(str(step + 1))
+            # Whoever reads it meanwhile finds the number before.
+            Path(f"{steps_file}.new").write_text(str(step + 1))
+            Path(f"{steps_file}.new").replace(steps_file)
         steps_left -= 1
         if until_tuned and not tuned.is_tuning:
             steps_left, until_tuned = min(steps_left, 10), False
