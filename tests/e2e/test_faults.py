@@ -238,9 +238,7 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
         pool.outcomes, train, 5000, True, str(steps_file), timeout_seconds=100
     )
     executor.shutdown(wait=False)
-    wait_until(
-        lambda: steps_file.exists() and int(steps_file.read_text()) > 60, "60 steps", 90
-    )
+    wait_until(lambda: steps_file.exists() and int(steps_file.read_text()) > 60, "60 steps", 90)
     store = Store(default_url())
     wait_until(lambda: len(stored_jobs(store)) == 1, "the job", 60)
     ours = [psutil.Process(pid) for pid in pool.pids]
