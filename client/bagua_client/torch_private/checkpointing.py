@@ -54,11 +54,6 @@ class Way:
     options: Mapping[str, Any]
     unknown: str = ""
 
-    @property
-    def calls(self) -> bool:
-        """Whether the attribute is a function that is given the block's, and calls that."""
-        return callable(self.given)
-
 
 def way_of(module: torch.nn.Module) -> Way | None:
     """How a module is recomputed; None: it is not. Looks at modules that somebody has imported, and
@@ -67,9 +62,7 @@ def way_of(module: torch.nn.Module) -> Way | None:
     if wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
         inner = module._checkpoint_wrapped_module
         return _by_function(module, "checkpoint_fn", inner)
-    if getattr(module, "gradient_checkpointing", None) is True and any(
-        kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__
-    ):
+    if _is_set(module) and _is_layer(module):
         return _by_function(module, "_gradient_checkpointing_func", module)
     # Asked of a module that has no such state, torch would leave a trace in it.
     contract = _imported("torch.distributed._composable.contract")
@@ -103,9 +96,17 @@ def _by_function(owner: Any, attribute: str, block: torch.nn.Module) -> Way:
 def recomputes_itself(module: torch.nn.Module) -> bool:
     """Whether a module of an older transformers, or one with its own code, recomputes its blocks in
     its own forward pass."""
-    return getattr(module, "gradient_checkpointing", None) is True and not any(
-        kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__
-    )
+    return _is_set(module) and not _is_layer(module)
+
+
+def _is_set(module: torch.nn.Module) -> bool:
+    """Whether transformers, or code like it, was told to recompute a module."""
+    return getattr(module, "gradient_checkpointing", None) is True
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    """Whether transformers recomputes a module by itself, and not the whole model its blocks."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def keeps_elsewhere(module: torch.nn.Module) -> bool:

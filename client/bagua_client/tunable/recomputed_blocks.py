@@ -24,7 +24,6 @@ class Block:
     """One block that is recomputed. It holds the model's modules weakly.
 
     Args:
-        name: in the model.
         way: how it is recomputed.
         is_compiled: whether the compiler is given it together with what recomputes it.
 
@@ -34,8 +33,8 @@ class Block:
         hindrance: why it cannot be switched, as its passes have shown; empty: it can.
     """
 
-    def __init__(self, name: str, way: torchs.Way, is_compiled: bool) -> None:
-        self.name, self.is_compiled = name, is_compiled
+    def __init__(self, way: torchs.Way, is_compiled: bool) -> None:
+        self.is_compiled = is_compiled
         self.kept_bytes, self.hindrance = 0, ""
         self._owner, self._module = weakref.ref(way.owner), weakref.ref(way.block)
         self._attribute, self._given, self._kept = way.attribute, way.given, way.kept
@@ -154,7 +153,7 @@ def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
     theirs: set[str] = set()
     outer = weakref.WeakSet[torch.nn.Module]()  # of what is compiled, or kept elsewhere
     whole, is_offloaded, recomputing = is_compiled(model), False, False
-    for name, module in model.named_modules():
+    for module in model.modules():
         if torchs.keeps_elsewhere(module):
             is_offloaded = True
         recomputing |= torchs.recomputes_itself(module)
@@ -165,7 +164,7 @@ def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
         if way.unknown:
             theirs.add(way.unknown)
         else:
-            found.append(Block(name, way, module in outer))
+            found.append(Block(way, module in outer))
     if not found:
         if theirs:
             return [], f"they are recomputed by {', '.join(sorted(theirs))}, which is not torch's"
