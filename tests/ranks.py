@@ -6,6 +6,7 @@ loopback unless told otherwise. The test process stays outside, so that hypothes
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -212,6 +213,7 @@ def _hash_seed(seed: int) -> Iterator[None]:
 def _serve(
     connection: Connection, environment: Mapping[str, str], timeout: timedelta, backend: str
 ) -> None:
+    faulthandler.enable()  # A rank that is ended by a signal says where each thread was.
     torch.set_num_threads(1)
     gc.freeze()  # Torch's modules are 285,000 objects, which each collection would go through.
     home = os.getcwd()
