@@ -47,6 +47,7 @@ class ShardedOffer(Offer):
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
         unmergeable: why no units can be merged; empty: some can.
+        micro_batches: of a step of the optimizer; 0: it is not known.
     """
 
     kind = "sharded"
@@ -54,6 +55,7 @@ class ShardedOffer(Offer):
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
     unmergeable: str
+    micro_batches: int = 1
 
     @property
     def carried_by(self) -> Mapping[str, str]:
@@ -120,6 +122,9 @@ class ShardedOffer(Offer):
                 first("kept_units", sorted({0, *(round(p * most_kept) for p in PARTS_KEPT)})),
                 "" if most_kept else "kept units: the training keeps all of them",
                 kept,
+            ),
+            "kept_over_micro_batches": Limit(
+                first("kept_over_micro_batches", ("off", "on") if self.micro_batches > 1 else ())
             ),
             "wire_precision": Limit(
                 KNOBS["wire_precision"].kind.tried if is_wide else (),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.layout import Layout
@@ -13,11 +16,71 @@ from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
 
 Parts = list[tuple[int, ...]]
+STEPS_REMEMBERED = 5
 
 
 def parts_of(layout: Layout) -> Parts:
     """The places of the units that communicate as one, in the order of the model."""
     return sorted(tuple(sorted(bucket)) for bucket in layout.partition)
+
+
+class MicroBatches:
+    """How many passes a step of the optimizer has, and which of them use what an earlier one has
+    gathered.
+
+    A gathering is a communication, so all ranks must come to the same answers. They make the same
+    passes; so what counts is the number of them, and where the optimizer steps, or weights are
+    written, earlier than that.
+    """
+
+    def __init__(self) -> None:
+        self._counts: deque[int] = deque(maxlen=STEPS_REMEMBERED)
+        self._since_step = self._since_gathered = 0
+        self._versions: Any = None
+        self._stays = False
+
+    @property
+    def usual(self) -> int:
+        """Of the last steps; 0: there was none. A step that one rank leaves out, as for a loss that
+        is not finite, changes nothing."""
+        return median_low(self._counts) if self._counts else 0
+
+    def pass_begins(self) -> None:
+        """A forward pass that a backward pass may follow."""
+        self._since_step += 1
+
+    def step_ends(self) -> None:
+        """An optimizer of the model's has stepped."""
+        if self._since_step:
+            self._counts.append(self._since_step)
+        self._since_step = 0
+
+    def goes_on(self, versions: Any) -> bool:
+        """Whether the pass that begins may use what was gathered, if these are the weights'
+        versions."""
+        stays, self._stays = self._stays, False
+        if not stays or versions != self._versions:
+            return False
+        self._since_gathered += 1
+        return True
+
+    def begin(self, versions: Any) -> None:
+        """The pass that begins gathers weights of these versions."""
+        self._versions, self._since_gathered = versions, 1
+
+    def stays(self, is_reduced: bool) -> bool:
+        """Whether the pass under way leaves what is gathered for the next one.
+
+        Args:
+            is_reduced: whether the gradients are; a training that accumulates them tells by this
+                which pass is the last.
+        """
+        self._stays = not is_reduced or self._since_gathered < self.usual
+        return self._stays
+
+    def let_go(self) -> None:
+        """Nothing is gathered any more."""
+        self._stays = False
 
 
 class UnitSettings:
@@ -30,6 +93,7 @@ class UnitSettings:
     Attributes:
         is_training: whether a forward pass of the model is under way that a backward pass may
             follow.
+        micro_batches: of a step.
     """
 
     is_training = False
@@ -40,8 +104,9 @@ class UnitSettings:
         self._units = units
         self._traffic, self._communicator = traffic, communicator
         self._merged = MergedUnits(units)
+        self.micro_batches = MicroBatches()
         self._kept: list[Unit] = []
-        self._is_ahead = False
+        self._is_ahead = self._keeps_on = False
         self._given_buffers = units[0].scatter_buffers
 
     def put(self, layout: Layout, algorithm: Algorithm, has_open_pass: bool = False) -> None:
@@ -70,12 +135,14 @@ class UnitSettings:
         nodes = self._communicator.nodes(configuration)
         leading = []
         self._kept = []
+        self._keeps_on = configuration.kept_over_micro_batches == "on"
+        stays = self.micro_batches.stays if self._keeps_on else None
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
-            unit.keep(is_kept, nodes, lambda: self.is_training)
+            unit.keep(is_kept, nodes, lambda: self.is_training, stays)
             is_spread = nodes is not None and unit.may_be_spread
-            self._kept += [unit] * (is_kept or is_spread)
+            self._kept += [unit] * (is_kept or is_spread or unit.may_stay)
         self._gather_ahead(leading, configuration.prefetch)
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)
@@ -90,6 +157,24 @@ class UnitSettings:
             else:
                 unit.prefetch_as_given()
 
+    def pass_begins(self, counts: bool) -> None:
+        """A forward pass of the model begins: what is gathered of the one before is used again only
+        where it was kept for that, and no weight was written since.
+
+        Args:
+            counts: whether a backward pass may follow, for the first time.
+        """
+        if counts:
+            self.micro_batches.pass_begins()
+        versions = [unit.versions for unit in self._kept] if self._keeps_on else []
+        if not (self._keeps_on and counts):
+            self.reshard()
+        elif not self.micro_batches.goes_on(versions):
+            self.reshard()
+            self.micro_batches.begin(versions)
+        else:
+            self._let_go_ahead()
+
     def reshard(self) -> None:
         """Let go of what is gathered only because of the settings: its weights may change now.
 
@@ -98,12 +183,17 @@ class UnitSettings:
         that was not reached is there until here; both would be used with old weights. What the
         training itself keeps is left as it is.
         """
+        self.micro_batches.let_go()
+        self._let_go_ahead()
+        for unit in self._kept:
+            is_there = unit.is_gathered or unit.is_spread_narrowly
+            if is_there and (unit.reshards_after_backward or unit.is_hidden):
+                unit.module.reshard()
+
+    def _let_go_ahead(self) -> None:
+        """Of what the last pass was to use, and did not."""
         self._merged.settle()
         for unit in self._units if self._is_ahead else ():
             if unit.is_on_its_way:
                 unit.module.unshard()  # Waits for it.
-                unit.module.reshard()
-        for unit in self._kept:
-            is_there = unit.is_gathered or unit.is_spread_narrowly
-            if is_there and (unit.reshards_after_backward or unit.is_hidden):
                 unit.module.reshard()

@@ -15,7 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.algorithms.declared import Declared
@@ -96,6 +99,8 @@ logger = logging.getLogger(__name__)
 
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
+MOST_AWAITED_PASSES = 64
+"""So many backward passes a step of an optimizer is waited for, before the first report."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
@@ -175,7 +180,8 @@ class TunableUnits(ChangedTogether):
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_post_hook(called_untraced(_weakly(self))),
+            register_optimizer_step_pre_hook(called_untraced(_weakly(self, "let_go"))),
+            register_optimizer_step_post_hook(called_untraced(_weakly(self, "weights_change"))),
             *(
                 module.register_forward_hook(self._unit_ends)
                 for unit in units
@@ -214,6 +220,12 @@ class TunableUnits(ChangedTogether):
     # Plan
 
     @property
+    def order_is_agreed(self) -> bool:
+        """See :meth:`Tunable.order_is_agreed`; and how many micro-batches a step has is known."""
+        has_stepped = self._held.settings.micro_batches.usual or self._steps >= MOST_AWAITED_PASSES
+        return super().order_is_agreed and bool(has_stepped)
+
+    @property
     def offer(self) -> ShardedOffer:
         """What may be changed, and why the rest may not."""
         return ShardedOffer(
@@ -223,6 +235,7 @@ class TunableUnits(ChangedTogether):
             units=self.units,
             tensors=self.tensors,
             unmergeable=self._unmergeable,
+            micro_batches=self._held.settings.micro_batches.usual,
             recomputed=self.recomputed,
         )
 
@@ -322,14 +335,21 @@ class TunableUnits(ChangedTogether):
             self._follow()
         self.listener.reduced()
 
-    def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped: of this model's, if not all ranks may do so. Where it did so
-        inside a pass, as some do in the backward pass for one parameter after the other, units may
-        be in use; the next pass begins anew anyway."""
+    def let_go(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer steps, which needs memory: of this model's, if not all ranks may do so.
+        Where it does so inside a pass, as some do in the backward pass for one parameter after the
+        other, units may be in use; the next pass begins anew anyway."""
         if self._is_in_forward or is_in_backward() or self.is_left:
-            return
-        if self.observers.call(self._holds_own, optimizer) is not False:
+            return False
+        is_own = self.observers.call(self._holds_own, optimizer) is not False
+        if is_own:
             self._held.settings.reshard()
+        return is_own
+
+    def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped."""
+        if self.let_go(optimizer):
+            self._held.settings.micro_batches.step_ends()
 
     def _holds_own(self, optimizer: torch.optim.Optimizer) -> bool:
         held = (each for group in optimizer.param_groups for each in group["params"])
@@ -337,14 +357,14 @@ class TunableUnits(ChangedTogether):
 
     @untraced
     def _forward_begins(self, *_: Any) -> None:
+        settings, is_training = self._held.settings, torch.is_grad_enabled()
         self._held.traffic.gathered.clear()
-        self._held.settings.reshard()
-        self._is_in_forward = True
-        self._held.settings.is_training = torch.is_grad_enabled()
         if not is_in_backward():  # The last backward pass may have ended with an error.
             self._is_open = False
-        if self._next is not None and torch.is_grad_enabled():
+        if self._next is not None and is_training:
             self._carry_out()
+        settings.pass_begins(is_training and not is_in_backward())
+        self._is_in_forward, settings.is_training = True, is_training
 
     @untraced
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
@@ -371,12 +391,12 @@ class TunableUnits(ChangedTogether):
             self.observers.call(self._passes.forward_ends, output)
 
 
-def _weakly(tunable: TunableUnits) -> Callable[..., None]:
+def _weakly(tunable: TunableUnits, method: str) -> Callable[..., None]:
     """For a hook of all optimizers, which outlives the model."""
     reference = weakref.ref(tunable)
 
-    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if (found := reference()) is not None:
-            found.weights_change(optimizer)
+            getattr(found, method)(optimizer)
 
-    return stepped
+    return steps

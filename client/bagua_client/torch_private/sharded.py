@@ -98,6 +98,8 @@ class Unit:
         self._put = self.given.gather, self.given.scatter
         self._kept_as = self.given.mesh_kept
         self._is_hidden = False
+        self._reduces: Callable[[], object] | None = None
+        self._stays: Callable[[bool], bool] | None = None
         self._lists = (
             self.state._states_to_forward_prefetch,
             self.state._states_to_backward_prefetch,
@@ -182,7 +184,13 @@ class Unit:
         is_whole = own is not None and own.shard_mesh_size == self.group.mesh_info.shard_mesh_size
         return is_whole and not any(each.is_dtensor for each in self.group.fsdp_params)
 
-    def keep(self, is_kept: bool, nodes: Any, is_training: Callable[[], bool]) -> None:
+    def keep(
+        self,
+        is_kept: bool,
+        nodes: Any,
+        is_training: Callable[[], bool],
+        stays: Callable[[bool], bool] | None = None,
+    ) -> None:
         """Keep its parameters gathered from forward to backward; else spread over each of these
         nodes; else what the training set.
 
@@ -190,6 +198,9 @@ class Unit:
             nodes: from :func:`spread_over`; None: none.
             is_training: whether a forward pass of the whole model is under way that a backward
                 pass may follow.
+            stays: whether what is gathered from forward to backward stays so after the backward
+                pass that comes to it now, given whether its gradients are reduced in that pass;
+                None: it never does.
         """
         if self.group.post_forward_mesh_info is not self._kept_as:  # by the training, since
             self.given = replace(self.given, mesh_kept=self.group.post_forward_mesh_info)
@@ -203,10 +214,12 @@ class Unit:
                 each._init_sharded_post_forward_param_metadata(whole)
         for name in ("unshard", "post_forward"):
             self.group.__dict__.pop(name, None)
-        if self._kept_as is not own:
-            self._hide_what_is_kept(is_training)
+        self._stays = stays if self._kept_as is None else None
+        self._replace_post_backward()
+        if self._kept_as is not own or self._stays is not None:
+            self._hide_what_is_kept(is_training, self._kept_as is not own)
 
-    def _hide_what_is_kept(self, is_training: Callable[[], bool]) -> None:
+    def _hide_what_is_kept(self, is_training: Callable[[], bool], after_forward: bool) -> None:
         """Let its modules have the parameters that the optimizer has wherever they would without
         our settings, between forward and backward, too: what a training reads or freezes there is
         theirs. Without gradients there is nothing to keep them for. A block that is called by
@@ -231,12 +244,12 @@ class Unit:
                 return output
             if not torch.is_grad_enabled() and not is_training():
                 group.reshard()
-            for each in group.fsdp_params:
-                each._setattr_on_modules(each.sharded_param)
-            self._is_hidden = True
+            self._show_own()
             return output
 
-        group.unshard, group.post_forward = shown, hidden
+        group.unshard = shown
+        if after_forward:
+            group.post_forward = hidden
 
     def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
         """Gather these ahead."""
@@ -282,17 +295,53 @@ class Unit:
 
     def tell(self, reduces: Callable[[], object] | None) -> None:
         """Call this before its gradients are reduced; for where no other object may communicate."""
-        self.group.__dict__.pop("post_backward", None)
-        if reduces is None:
+        self._reduces = reduces
+        self._replace_post_backward()
+
+    def _replace_post_backward(self) -> None:
+        """What stays gathered then has its modules show the parameters that the optimizer has, as
+        those have the gradients that a training clips."""
+        group, reduces, stays = self.group, self._reduces, self._stays
+        group.__dict__.pop("post_backward", None)
+        if reduces is None and stays is None:
             return
-        torchs = self.group.post_backward
+        torchs = group.post_backward
 
         def post_backward(*unused: Any) -> None:
-            if self.group.reduce_grads:
+            if reduces is not None and group.reduce_grads:
                 reduces()
-            torchs(*unused)
+            own = group.reshard_after_backward
+            if stays is None or not own or not stays(bool(group.reduce_grads)):
+                torchs(*unused)
+                return
+            group.reshard_after_backward = False
+            try:
+                torchs(*unused)
+            finally:
+                group.reshard_after_backward = own
+            if group.is_unsharded:
+                self._show_own()
 
-        self.group.post_backward = post_backward
+        group.post_backward = post_backward
+
+    def _show_own(self) -> None:
+        """Let its modules have the parameters that the optimizer has, although it is gathered."""
+        for each in self.group.fsdp_params:
+            each._setattr_on_modules(each.sharded_param)
+        self._is_hidden = True
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it may stay gathered after a backward pass."""
+        return self._stays is not None
+
+    @property
+    def versions(self) -> list[tuple[int, int, int]]:
+        """Other ones when its weights may be others, but for writes past torch's counting (to
+        ``.data``)."""
+        held = [each.sharded_param for each in self.group.fsdp_params]
+        parts = [each._local_tensor for each in held]
+        return [(w._version, p._version, p.data_ptr()) for w, p in zip(held, parts, strict=True)]
 
     @property
     def has_scatter_buffers(self) -> bool:

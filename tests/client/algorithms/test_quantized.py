@@ -148,7 +148,7 @@ def _trained_as(kind: Kind, algorithm: str) -> list[float]:
 @pytest.mark.parametrize(
     "kind",
     [
-        Kind(micro_batches=3, clips=True),
+        Kind(micro_batches=(3,), clips=True),
         Kind(param_dtype=torch.bfloat16, checkpoints=True),
         Kind(offloads=True, compiles="blocks"),
         Kind(tied=True, frozen=True, ignores=True),

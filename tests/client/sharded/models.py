@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,11 +38,15 @@ class Kind:
     replicas: int = 1
     blocks: int = 4
     checkpoints: bool = False
-    micro_batches: int = 1
-    is_uneven: bool = False
-    """Steps with odd numbers have one micro-batch, as at the end of an epoch."""
+    micro_batches: tuple[int, ...] = (1,)
+    """Of each step, in turn."""
     awaits: str = "gradient sync"
-    """Only the last micro-batch does this; ``reshard``: this and resharding; or ``all-reduce``."""
+    """Only the last micro-batch does this; ``reshard``: this and resharding; or ``all-reduce``;
+    empty: each does all."""
+    amid: str = ""
+    """What the training does between two micro-batches."""
+    skips: int = 0
+    """Each step of a number that this divides throws its gradients away."""
     freezes_from: int = 0
     """The step from which the blocks are frozen for two steps; 0: never."""
     divides_from: int = 0
@@ -180,16 +185,20 @@ def train(
             _reduce_by_hand(model)
         if kind.freezes_from and step in (kind.freezes_from, kind.freezes_from + 2):
             model.blocks.requires_grad_(step != kind.freezes_from)
-        parts = 1 if kind.is_uneven and step % 2 else kind.micro_batches
+        parts = kind.micro_batches[step % len(kind.micro_batches)]
         for part in range(parts):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
             _say_if_last(model, kind, part == parts - 1)
             loss = model(torch.randn(5, WIDTH)).square().mean()
             loss.backward()
             losses.append(loss.item())
+            losses += _amid(model, optimizer, kind) if part < parts - 1 else ()
         losses += _between(model, kind)
         if kind.clips:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            losses.append(_full(nn.utils.clip_grad_norm_(model.parameters(), 0.05)).item())
+        if kind.skips and step % kind.skips == 0:
+            optimizer.zero_grad()
+            continue
         if kind.between == "no optimizer":
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -206,6 +215,7 @@ def train(
 def _say_if_last(model: Any, kind: Kind, is_last: bool) -> None:
     if kind.awaits == "all-reduce":
         model.set_requires_all_reduce(is_last)
+    if kind.awaits in ("", "all-reduce"):
         return
     model.set_requires_gradient_sync(is_last)
     if kind.awaits == "reshard":
@@ -232,6 +242,43 @@ def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, An
     return found
 
 
+def _amid(model: Any, optimizer: Any, kind: Kind) -> list[float]:
+    inputs = torch.ones(2, WIDTH)
+    if kind.amid == "evaluation":
+        return _evaluated(model)
+    if kind.amid == "error":
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, WIDTH + 1))
+    if kind.amid == "error in backward":
+        loss = model(inputs).sum()
+        loss.register_hook(_fails)
+        with pytest.raises(ArithmeticError):
+            loss.backward()
+    if kind.amid == "checkpoint":
+        return [value.sum().item() for value in state_of(model).values()]
+    if kind.amid == "block alone":
+        with torch.no_grad():
+            return [model.blocks[2](inputs).sum().item()]
+    if kind.amid == "weights written":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
+    if kind.amid == "step":
+        optimizer.step()
+    if kind.amid == "clipped":
+        return [_full(nn.utils.clip_grad_norm_(model.parameters(), 0.05)).item()]
+    return []
+
+
+def _fails(_: torch.Tensor) -> None:
+    raise ArithmeticError
+
+
+def _full(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found
+
+
 def _between(model: Any, kind: Kind) -> list[float]:
     inputs = torch.ones(2, WIDTH)
     if kind.between == "evaluation":
@@ -254,7 +301,7 @@ def _evaluated(model: Any) -> list[float]:
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+        name: _full(value).clone()
         for name, value in model.state_dict().items()
     }
 

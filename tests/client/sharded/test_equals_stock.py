@@ -46,10 +46,11 @@ SEQUENCE: dict[int, dict[str, Any]] = {
 }
 KINDS = {
     "activation-checkpoints": Kind(checkpoints=True),
-    "micro-batches": Kind(micro_batches=3),
+    "micro-batches": Kind(micro_batches=(3,)),
+    "micro-batches-reduced-each": Kind(micro_batches=(4, 4, 2, 5, 1), awaits="", clips=True),
     # What units are merged or parted in is set on some of them only.
-    "uneven-steps": Kind(micro_batches=2, is_uneven=True),
-    "uneven-and-gathered": Kind(micro_batches=2, is_uneven=True, awaits="reshard", clips=True),
+    "uneven-steps": Kind(micro_batches=(2, 1)),
+    "uneven-and-gathered": Kind(micro_batches=(2, 1), awaits="reshard", clips=True),
     "set-while-merged": Kind(divides_from=5),
     "frozen-while-merged": Kind(freezes_from=4, param_dtype=torch.bfloat16),
     "own-reductions": Kind(reduces_from=0),
@@ -79,7 +80,7 @@ def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[st
 
 def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
-    accumulating = Kind(replicas=2, micro_batches=2, awaits="all-reduce")
+    accumulating = Kind(replicas=2, micro_batches=(2,), awaits="all-reduce")
     assert four_ranks.run(differs, accumulating, SEQUENCE) == [""] * 4
 
 
@@ -180,3 +181,77 @@ def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
     if kind.reduces_from == 0:
         changes |= {4: {"bucket_bytes": 700}, 6: {"bucket_bytes": 5000}}
     assert two_ranks.run(differs, kind, changes) == ["", ""]
+
+
+KEPT_ON: dict[int, dict[str, Any]] = {
+    1: {"kept_units": 4, "kept_over_micro_batches": "on"},
+    5: {"bucket_bytes": 700, "kept_units": 3, "kept_over_micro_batches": "on"},
+    7: {"kept_units": 2, "channels": 2, "prefetch": 2, "kept_over_micro_batches": "on"},
+    9: {"kept_units": 4},
+    10: {"bucket_bytes": 5000, "kept_units": 4, "kept_over_micro_batches": "on"},
+}
+FOUR = Kind(micro_batches=(4,), awaits="", clips=True)
+COUNTS = (4, 4, 4, 2, 7, 1)
+OVER_MICRO_BATCHES = {
+    "as-many-in-each-step": FOUR,
+    "other-numbers": replace(FOUR, micro_batches=COUNTS),
+    "told-which-is-last": replace(FOUR, micro_batches=COUNTS, awaits="gradient sync"),
+    "resharding-told": replace(FOUR, awaits="reshard"),
+    "bfloat16": replace(FOUR, param_dtype=torch.bfloat16),
+    "activation-checkpoints": replace(FOUR, checkpoints=True, compiles="blocks"),
+    "compiled-model": replace(FOUR, compiles="model"),
+    "offloaded": replace(FOUR, offloads=True),
+    "tied-and-frozen": replace(FOUR, tied=True, frozen=True),
+    "frozen-for-a-while": replace(FOUR, freezes_from=4),
+    "user-keeps": replace(FOUR, user_keeps=True),
+    "own-hooks": replace(FOUR, hooks=True, param_dtype=torch.bfloat16),
+    "own-reductions": replace(FOUR, reduces_from=0),
+    "steps-left-out": replace(FOUR, skips=3),
+    "no-optimizer": replace(FOUR, between="no optimizer", clips=False),
+    **{
+        f"amid-{amid.replace(' ', '-')}": replace(FOUR, amid=amid)
+        for amid in (
+            *("evaluation", "error", "error in backward", "checkpoint", "block alone"),
+            *("weights written", "step", "clipped"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OVER_MICRO_BATCHES.values(), ids=list(OVER_MICRO_BATCHES))
+def test_what_is_kept_over_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
+    changes = KEPT_ON
+    on = {"kept_over_micro_batches": "on"}
+    if kind.reduces_from == 0 or kind.amid == "error":  # What cannot be merged then.
+        changes = {1: {"kept_units": 3, **on}, 8: {"kept_units": 4, "prefetch": 1, **on}}
+    if kind.user_keeps:
+        changes = {1: on, 8: {}}
+    assert two_ranks.run(differs, kind, changes, 12) == ["", ""]
+
+
+def test_copies_of_a_model_that_is_kept_over_micro_batches(four_ranks: RankPool) -> None:
+    for awaits in ("", "all-reduce", "gradient sync"):
+        kind = replace(FOUR, replicas=2, micro_batches=COUNTS, awaits=awaits)
+        assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
+
+
+def _gathers(kind: Kind, change: dict[str, Any]) -> int:
+    """How many times a unit is gathered in three steps."""
+    model: Any = bagua_client.tune(sharded(kind))
+    _, optimizer = train(model, kind, {1: change}, 3)
+    gathered = tunable_of(model)._gather_begins
+    counted = mock.Mock(side_effect=gathered)
+    with mock.patch.object(tunable_of(model)._held.traffic, "_gather_begins", counted):
+        train(model, kind, {}, 6, optimizer, 3)
+    return counted.call_count
+
+
+def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
+    on = {"kept_over_micro_batches": "on", "channels": 2}
+    for awaits in ("", "gradient sync"):
+        kind = replace(FOUR, awaits=awaits)
+        # Five units; torch keeps the model's own from the forward pass to the backward pass.
+        assert two_ranks.run(_gathers, kind, {"channels": 2}) == [3 * 4 * 9] * 2
+        assert two_ranks.run(_gathers, kind, on) == [3 * (4 * 8 + 1)] * 2
+        assert two_ranks.run(_gathers, kind, {**on, "kept_units": 3}) == [3 * (4 * 2 + 4)] * 2
+        assert two_ranks.run(_gathers, kind, {**on, "kept_units": 4}) == [3 * 5] * 2

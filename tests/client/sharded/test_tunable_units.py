@@ -101,7 +101,7 @@ def test_nothing_is_merged_while_a_backward_pass_is_to_come(two_ranks: RankPool)
 def _accumulating_copies() -> tuple[int, int, str]:
     """Steps that were seen of three; how many units communicate after a change that was asked for
     in the middle of one; and what differs then."""
-    kind = Kind(replicas=2, micro_batches=2, awaits="all-reduce")
+    kind = Kind(replicas=2, micro_batches=(2,), awaits="all-reduce")
     models: list[Any] = [sharded(kind), bagua_client.tune(sharded(kind))]
     for model in models:
         train(model, kind, {}, 1)
