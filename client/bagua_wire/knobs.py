@@ -34,8 +34,9 @@ class Knobs:
 
     The first eight are those of a replicated model. A sharded one (``fully_shard``) has
     ``bucket_bytes``, ``hierarchical``, ``channels``, ``wire_precision`` and ``algorithm`` of them,
-    and the others up to ``kept_over_micro_batches``; a bucket is then a unit, or several that communicate as one.
-    An engine of DeepSpeed (``zero``) has ``bucket_bytes`` and ``prefetch_bytes``.
+    and the others up to ``kept_over_micro_batches``; a bucket is then a unit, or several that
+    communicate as one. An engine of DeepSpeed (``zero``) has ``bucket_bytes`` and
+    ``prefetch_bytes``.
 
     Attributes:
         bucket_bytes: a bucket is closed as soon as it holds at least this many bytes.
@@ -62,8 +63,8 @@ class Knobs:
         scatter_buffers: how many units' gradients may be on their way at once.
         node_copy: ``on``: from the forward to the backward pass a unit's parameters stay spread
             over the ranks of each node, so that they are gathered again inside the node.
-        kept_over_micro_batches: ``on``: what stays gathered from the forward pass until the backward
-            pass stays so until the optimizer steps, over all micro-batches of a step.
+        kept_over_micro_batches: ``on``: what stays gathered from the forward pass until the
+            backward pass stays so until the optimizer steps, over all micro-batches of a step.
         prefetch_bytes: parameters are gathered ahead until they amount to this many bytes, each of
             their elements counted as one of a gradient.
         recomputed_blocks: how many of the blocks that the training has made recompute their

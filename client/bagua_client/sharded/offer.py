@@ -10,6 +10,7 @@ import torch.distributed as dist
 from bagua_client.configuration import Configuration
 from bagua_client.layout import TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
+from bagua_client.sharded.micro_batches import MicroBatches
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
@@ -47,7 +48,7 @@ class ShardedOffer(Offer):
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
         unmergeable: why no units can be merged; empty: some can.
-        micro_batches: of a step of the optimizer; 0: it is not known.
+        micro_batches: of a step of the optimizer.
     """
 
     kind = "sharded"
@@ -55,7 +56,7 @@ class ShardedOffer(Offer):
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
     unmergeable: str
-    micro_batches: int = 1
+    micro_batches: MicroBatches
 
     @property
     def carried_by(self) -> Mapping[str, str]:
@@ -81,6 +82,8 @@ class ShardedOffer(Offer):
         if not self.unmergeable:
             high = max(low, sum(spec.bytes for spec in self.tensors))
         unmerged = "" if self.unmergeable == NOT_SEEN else self.unmergeable
+
+        is_whole, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
 
         def kept(count: int) -> str:
             if count <= most_kept:
@@ -124,7 +127,9 @@ class ShardedOffer(Offer):
                 kept,
             ),
             "kept_over_micro_batches": Limit(
-                first("kept_over_micro_batches", ("off", "on") if self.micro_batches > 1 else ())
+                first("kept_over_micro_batches", () if is_whole or unkept else ("off", "on")),
+                unkept and f"nothing is kept over micro-batches: {unkept}",
+                only("off", unkept),
             ),
             "wire_precision": Limit(
                 KNOBS["wire_precision"].kind.tried if is_wide else (),

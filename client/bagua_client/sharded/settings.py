@@ -2,85 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from statistics import median_low
-from typing import Any
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.layout import Layout
 from bagua_client.sharded.memory import kept_units
+from bagua_client.sharded.micro_batches import MicroBatches
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
 
 Parts = list[tuple[int, ...]]
-STEPS_REMEMBERED = 5
 
 
 def parts_of(layout: Layout) -> Parts:
     """The places of the units that communicate as one, in the order of the model."""
     return sorted(tuple(sorted(bucket)) for bucket in layout.partition)
-
-
-class MicroBatches:
-    """How many passes a step of the optimizer has, and which of them use what an earlier one has
-    gathered.
-
-    A gathering is a communication, so all ranks must come to the same answers. They make the same
-    passes; so what counts is the number of them, and where the optimizer steps, or weights are
-    written, earlier than that.
-    """
-
-    def __init__(self) -> None:
-        self._counts: deque[int] = deque(maxlen=STEPS_REMEMBERED)
-        self._since_step = self._since_gathered = 0
-        self._versions: Any = None
-        self._stays = False
-
-    @property
-    def usual(self) -> int:
-        """Of the last steps; 0: there was none. A step that one rank leaves out, as for a loss that
-        is not finite, changes nothing."""
-        return median_low(self._counts) if self._counts else 0
-
-    def pass_begins(self) -> None:
-        """A forward pass that a backward pass may follow."""
-        self._since_step += 1
-
-    def step_ends(self) -> None:
-        """An optimizer of the model's has stepped."""
-        if self._since_step:
-            self._counts.append(self._since_step)
-        self._since_step = 0
-
-    def goes_on(self, versions: Any) -> bool:
-        """Whether the pass that begins may use what was gathered, if these are the weights'
-        versions."""
-        stays, self._stays = self._stays, False
-        if not stays or versions != self._versions:
-            return False
-        self._since_gathered += 1
-        return True
-
-    def begin(self, versions: Any) -> None:
-        """The pass that begins gathers weights of these versions."""
-        self._versions, self._since_gathered = versions, 1
-
-    def stays(self, is_reduced: bool) -> bool:
-        """Whether the pass under way leaves what is gathered for the next one.
-
-        Args:
-            is_reduced: whether the gradients are; a training that accumulates them tells by this
-                which pass is the last.
-        """
-        self._stays = not is_reduced or self._since_gathered < self.usual
-        return self._stays
-
-    def let_go(self) -> None:
-        """Nothing is gathered any more."""
-        self._stays = False
 
 
 class UnitSettings:
@@ -165,7 +103,7 @@ class UnitSettings:
             counts: whether a backward pass may follow, for the first time.
         """
         if counts:
-            self.micro_batches.pass_begins()
+            self.micro_batches.pass_begins(self._units)
         versions = [unit.versions for unit in self._kept] if self._keeps_on else []
         if not (self._keeps_on and counts):
             self.reshard()

@@ -99,8 +99,6 @@ logger = logging.getLogger(__name__)
 
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
-MOST_AWAITED_PASSES = 64
-"""So many backward passes a step of an optimizer is waited for, before the first report."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
@@ -221,9 +219,8 @@ class TunableUnits(ChangedTogether):
 
     @property
     def order_is_agreed(self) -> bool:
-        """See :meth:`Tunable.order_is_agreed`; and how many micro-batches a step has is known."""
-        has_stepped = self._held.settings.micro_batches.usual or self._steps >= MOST_AWAITED_PASSES
-        return super().order_is_agreed and bool(has_stepped)
+        """See :meth:`Tunable.order_is_agreed`; and what there is to know of micro-batches is."""
+        return super().order_is_agreed and self._held.settings.micro_batches.is_known
 
     @property
     def offer(self) -> ShardedOffer:
@@ -235,7 +232,7 @@ class TunableUnits(ChangedTogether):
             units=self.units,
             tensors=self.tensors,
             unmergeable=self._unmergeable,
-            micro_batches=self._held.settings.micro_batches.usual,
+            micro_batches=self._held.settings.micro_batches,
             recomputed=self.recomputed,
         )
 

@@ -263,6 +263,9 @@ def _amid(model: Any, optimizer: Any, kind: Kind) -> list[float]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.99)
+    if kind.amid == "data written":
+        for parameter in model.parameters():
+            parameter.data.mul_(0.99)
     if kind.amid == "step":
         optimizer.step()
     if kind.amid == "clipped":
@@ -300,10 +303,7 @@ def _evaluated(model: Any) -> list[float]:
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        name: _full(value).clone()
-        for name, value in model.state_dict().items()
-    }
+    return {name: _full(value).clone() for name, value in model.state_dict().items()}
 
 
 def differs(kind: Kind, changes: Changes, steps: int = 10) -> str:

@@ -255,3 +255,28 @@ def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
         assert two_ranks.run(_gathers, kind, on) == [3 * (4 * 8 + 1)] * 2
         assert two_ranks.run(_gathers, kind, {**on, "kept_units": 3}) == [3 * (4 * 2 + 4)] * 2
         assert two_ranks.run(_gathers, kind, {**on, "kept_units": 4}) == [3 * 5] * 2
+
+
+def _offered(kind: Kind) -> tuple[list[Any], str, str]:
+    """What is offered of it after some steps, why not, and why it cannot be had."""
+    model: Any = bagua_client.tune(sharded(kind))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, kind, {}, 1, optimizer)
+    tunable = tunable_of(model)
+    train(model, kind, {}, 5, optimizer, 1)
+    assert tunable.order_is_agreed
+    row = tunable.offer.table()["kept_over_micro_batches"]
+    return [*row.values], row.left_alone, row.cannot("on")
+
+
+def test_it_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
+    two_ranks: RankPool,
+) -> None:
+    assert two_ranks.run(_offered, Kind()) == [(["off"], "", "")] * 2
+    assert two_ranks.run(_offered, FOUR) == [(["off", "on"], "", "")] * 2
+    written = replace(FOUR, amid="weights written")
+    assert two_ranks.run(_offered, written) == [(["off", "on"], "", "")] * 2
+    values, why, cannot = two_ranks.run(_offered, replace(FOUR, amid="data written"))[0]
+    assert values == ["off"]
+    assert "writes to weights' data between two micro-batches" in why
+    assert cannot

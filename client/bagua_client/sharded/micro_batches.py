@@ -1,0 +1,111 @@
+"""The micro-batches of a step of the optimizer: how many there are, and which of them use what an
+earlier one has gathered."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from bagua_client.torch_private.sharded import Unit, checksums
+
+STEPS_REMEMBERED = 5
+STEPS_LOOKED_AT = 2
+"""So many steps of several micro-batches must have shown that no weight changes unseen."""
+MOST_PASSES_AWAITED = 64
+"""So many passes a step of an optimizer is waited for."""
+NO_OPTIMIZER = "no step of an optimizer of torch's was seen"
+WRITTEN_UNSEEN = "the training writes to weights' data between two micro-batches, which nobody sees"
+"""Why nothing may be kept over micro-batches."""
+
+
+class MicroBatches:
+    """How many passes a step of the optimizer has, and which of them use what an earlier one has
+    gathered.
+
+    A gathering is a communication, so all ranks must come to the same answers. They make the same
+    passes; so what counts is the number of them, and where the optimizer steps, or weights are
+    written, earlier than that.
+
+    Attributes:
+        is_known: whether ``usual`` and ``obstacle`` have been found out.
+        obstacle: why nothing may be kept over them; empty: it may, or that is not known yet.
+    """
+
+    is_known, obstacle = False, ""
+
+    def __init__(self) -> None:
+        self._looked_at = 0
+        self._first: tuple[Any, torch.Tensor] | None = None
+        self._unseen: list[torch.Tensor] = []
+        self._counts: deque[int] = deque(maxlen=STEPS_REMEMBERED)
+        self._since_step = self._since_gathered = 0
+        self._versions: Any = None
+        self._stays = False
+
+    @property
+    def usual(self) -> int:
+        """Of the last steps; 0: there was none. A step that one rank leaves out, as for a loss that
+        is not finite, changes nothing."""
+        return median_low(self._counts) if self._counts else 0
+
+    def pass_begins(self, units: Sequence[Unit]) -> None:
+        """A forward pass that a backward pass may follow."""
+        self._since_step += 1
+        if self.is_known:
+            return
+        if not self._counts and self._since_step >= MOST_PASSES_AWAITED:
+            self.is_known, self.obstacle = True, NO_OPTIMIZER
+        elif self.usual > 1:
+            self._look(units)
+
+    def _look(self, units: Sequence[Unit]) -> None:
+        """Remember whether weights have changed that seem not to have."""
+        versions, found = [unit.versions for unit in units], checksums(units)
+        if self._since_step == 1 or self._first is None or self._first[0] != versions:
+            self._first = versions, found
+        else:
+            self._unseen.append((found != self._first[1]).any())
+
+    def step_ends(self) -> None:
+        """An optimizer of the model's has stepped."""
+        if self._since_step:
+            self._counts.append(self._since_step)
+        self._since_step = 0
+        if self.is_known:
+            return
+        self._looked_at += self._first is not None
+        if self.usual == 1 or self._looked_at >= STEPS_LOOKED_AT:
+            self.is_known = True
+            self.obstacle = WRITTEN_UNSEEN if any(map(bool, self._unseen)) else ""
+            self._first, self._unseen = None, []
+
+    def goes_on(self, versions: Any) -> bool:
+        """Whether the pass that begins may use what was gathered, if these are the weights'
+        versions."""
+        stays, self._stays = self._stays, False
+        if not stays or versions != self._versions:
+            return False
+        self._since_gathered += 1
+        return True
+
+    def begin(self, versions: Any) -> None:
+        """The pass that begins gathers weights of these versions."""
+        self._versions, self._since_gathered = versions, 1
+
+    def stays(self, is_reduced: bool) -> bool:
+        """Whether the pass under way leaves what is gathered for the next one.
+
+        Args:
+            is_reduced: whether the gradients are; a training that accumulates them tells by this
+                which pass is the last.
+        """
+        self._stays = not is_reduced or self._since_gathered < self.usual
+        return self._stays
+
+    def let_go(self) -> None:
+        """Nothing is gathered any more."""
+        self._stays = False
