@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from bagua_simulator.cluster import Cluster
 from bagua_simulator.simulator import PRECISIONS
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Cutter, Cutting, Tensor
-from bagua_wire.knobs import domains
+from bagua_wire.knobs import KEPT_OVER_KNOB, domains
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 BACKWARD_SHARE = 2.0
@@ -75,12 +75,14 @@ class ShardedSimulator:
     """The steps of a sharded model on one cluster; as ``Simulator`` has them.
 
     Args:
-        units: in the order of the model, the root's first; it is gathered once in a step.
+        units: in the order of the model, the root's first; it is gathered once in a pass.
+        micro_batches: of a step; the gradients of each are reduced.
     """
 
-    def __init__(self, units: Sequence[Unit], cluster: Cluster) -> None:
+    def __init__(self, units: Sequence[Unit], cluster: Cluster, micro_batches: int = 1) -> None:
         self.units = units
         self.cluster = cluster
+        self.micro_batches = micro_batches
         self.tensors = [
             Tensor(
                 name=unit.name,
@@ -104,6 +106,7 @@ class ShardedSimulator:
             "prefetch": (0, 2),
             "scatter_group": ("shared", "own"),
             "scatter_buffers": (1, 2),
+            **({KEPT_OVER_KNOB: ("off", "on")} if self.micro_batches > 1 else {}),
         }
         return domains((min(sizes), sum(sizes)), few, False)
 
@@ -118,6 +121,7 @@ class ShardedSimulator:
             prefetch=0,
             scatter_group="shared",
             scatter_buffers=1,
+            **({KEPT_OVER_KNOB: "off"} if self.micro_batches > 1 else {}),
         )
 
     def step_seconds(self, configuration: Mapping[str, Value]) -> float:
@@ -220,6 +224,14 @@ class _Step:
             None if is_kept[p] else _collective(p, gathered[p], gathers * self._share)
             for p in backward
         ]
+        stays = configuration.get(KEPT_OVER_KNOB) == "on"
+        tasks, first = self._tasks, self._needs
+        self._tasks = tasks * simulator.micro_batches
+        for _ in range(simulator.micro_batches - 1):
+            self._needs = self._needs + [
+                None if each is None or (stays and is_kept[each.part]) else replace(each)
+                for each in first
+            ]
         self._to_gather = deque(
             (place, each) for place, each in enumerate(self._needs) if each is not None
         )

@@ -164,6 +164,7 @@ PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
 SCATTER_GROUP_KNOB = "scatter_group"
 NODE_COPY_KNOB = "node_copy"
+KEPT_OVER_KNOB = "kept_over_micro_batches"
 SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
 PREFETCH_BYTES_KNOB = "prefetch_bytes"
 """Of DeepSpeed's ZeRO, stage 3."""

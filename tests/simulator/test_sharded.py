@@ -15,11 +15,14 @@ pytestmark = pytest.mark.slow
 LAYERS = 6
 
 
-def made(flow: float = 1e9, link: float = 4e9, layer_seconds: float = 1e-3) -> ShardedSimulator:
+def made(
+    flow: float = 1e9, link: float = 4e9, layer_seconds: float = 1e-3, micro_batches: int = 1
+) -> ShardedSimulator:
     """A root and its layers on two hosts, of whose link a connection takes a part."""
     layers = [Unit(f"layers.{at}", 7_000_000, layer_seconds) for at in range(LAYERS)]
     cluster = Cluster(2, 1, link, 20e-6, flow_bytes_per_second=flow)
-    return ShardedSimulator([Unit("root", 40_000_000, 1e-3, "root"), *layers], cluster)
+    root = Unit("root", 40_000_000, 1e-3, "root")
+    return ShardedSimulator([root, *layers], cluster, micro_batches)
 
 
 def seconds(simulator: ShardedSimulator, **changes: Any) -> float:
@@ -35,6 +38,15 @@ def test_what_is_kept_is_gathered_once_and_merged_units_travel_as_one() -> None:
         assert len(profile.gathers) == gathers
         assert sum(bucket.bytes for bucket in profile.buckets) == 4 * (82_000_000)
         assert max(g.ended_seconds for g in profile.gathers) <= profile.step_seconds
+
+
+def test_what_is_kept_over_micro_batches_is_gathered_once_in_a_step() -> None:
+    simulator = made(micro_batches=4)
+    for kept, on, gathers in ((0, "off", 4 * 13), (0, "on", 4 * 12 + 1), (LAYERS, "on", 7)):
+        changes = {"kept_units": kept, "kept_over_micro_batches": on}
+        profile = simulator.profile(Configuration({**simulator.default, **changes}))
+        assert len(profile.gathers) == gathers
+        assert len(profile.buckets) == 4 * 7
 
 
 def test_less_to_send_is_faster_where_the_link_decides_and_nothing_is_where_it_does_not() -> None:

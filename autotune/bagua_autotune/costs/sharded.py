@@ -4,9 +4,9 @@ that a step shows.
 A step's communication is the sum of its collectives, each with a latency and a time for each byte
 (Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994). Their durations are
 those of the profiled steps. Which of them are left, and of what size, follows from a configuration:
-what is kept is gathered once in a pass, units that communicate as one share a latency, fewer bits
-take less time. How much of what is saved shows in the step is a slope, which is known roughly from
-how busy the network was and better once several configurations are profiled.
+what is kept is gathered once in a pass, or in a step, units that communicate as one share a
+latency, fewer bits take less time. How much of what is saved shows in the step is a slope, which is
+known roughly from how busy the network was and better once several configurations are profiled.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bagua_wire.cutting import Cutting
 from bagua_wire.knobs import (
     ALGORITHM_KNOB,
     CHANNELS_KNOB,
+    KEPT_OVER_KNOB,
     NODE_COPY_KNOB,
     PRECISION_KNOB,
     WAYS_KNOB,
@@ -148,6 +149,8 @@ class ShardedModel:
         first = next(iter(by_configuration.items()))
         self._profiled = {_way(configuration) for configuration in by_configuration}
         self._gathers = _gathers_by_unit(layouts, *first)
+        self._reductions = _reductions(layouts, *first)
+        self._passes = _passes([times for times, _ in self._gathers], self._reductions)
         alike = {c: p for c, p in by_configuration.items() if _way(c) == _way(first[0])}
         self._rates = self._rates_of(alike)
         usual = np.array(self.traffic(first[0]))
@@ -211,17 +214,19 @@ class ShardedModel:
             times, sizes_bytes = zip(*(self._gathers[unit] for unit in part), strict=True)
             is_kept = all(unit in kept for unit in part)
             count = max(times) / 2 if is_kept else max(times)
-            collectives += count + 1
+            if configuration.get(KEPT_OVER_KNOB) == "on" and count <= self._passes:
+                count = 1
+            collectives += count + self._reductions
             for unit, size_bytes in zip(part, sizes_bytes, strict=True):
                 elements = tensors[unit].elements
                 gathered += count * min(gathered_in * elements, size_bytes)
-                reduced += min(reduced_in * elements, tensors[unit].bytes)
+                reduced += self._reductions * min(reduced_in * elements, tensors[unit].bytes)
         return Traffic(collectives, gathered, reduced)
 
     def _kept(self, configuration: Configuration) -> set[int]:
         """Units that are gathered over the network in the forward pass only. The first to become
         ready are the last of the model."""
-        eligible = [unit for unit, (times, _) in enumerate(self._gathers) if times > 1]
+        eligible = [u for u, (times, _) in enumerate(self._gathers) if times > self._passes]
         if configuration.get(NODE_COPY_KNOB, "off") == "on":
             return set(eligible)
         count = configuration.get("kept_units", 0)
@@ -275,7 +280,7 @@ def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
 @lru_cache(maxsize=MOST_REMEMBERED)
 def _sent(configuration: Configuration) -> tuple[object, ...]:
     """All that decides what it sends."""
-    knobs = ("kept_units", NODE_COPY_KNOB, PRECISION_KNOB, ALGORITHM_KNOB)
+    knobs = ("kept_units", KEPT_OVER_KNOB, NODE_COPY_KNOB, PRECISION_KNOB, ALGORITHM_KNOB)
     return (Cutting.of(configuration), *map(configuration.get, knobs))
 
 
@@ -307,7 +312,31 @@ def _gathers_by_unit(
         found += [(times, size_bytes * each / max(sum(elements), 1)) for each in elements]
     kept = configuration.get("kept_units", 0)
     count = kept if isinstance(kept, int) else 0
-    return [(2 * times if at < count else times, size) for at, (times, size) in enumerate(found)]
+    passes = 1.0
+    if configuration.get(KEPT_OVER_KNOB) == "on":
+        passes = _passes(
+            [times for times, _ in found], _reductions(layouts, configuration, profiles)
+        )
+    return [
+        (
+            2 * max(times, passes) if at < count else times if times > 1 else passes * times,
+            size_bytes,
+        )
+        for at, (times, size_bytes) in enumerate(found)
+    ]
+
+
+def _reductions(
+    layouts: Layouts, configuration: Configuration, profiles: Sequence[Profile]
+) -> float:
+    """How often the gradients of each unit are reduced in a step."""
+    parts = len(_parts(layouts, configuration))
+    return max(1.0, round(median(len(profile.buckets) for profile in profiles) / parts))
+
+
+def _passes(times: Sequence[float], reductions: float) -> float:
+    """How many passes a step has, if its units are gathered so often in it, and reduced."""
+    return max(reductions, max(times) / 2, 1.0)
 
 
 def _parts(layouts: Layouts, configuration: Configuration) -> list[range]:

@@ -214,7 +214,8 @@ class Tuner:
         """Take in a profiled step of a trial; one more than enough is not kept.
 
         Raises:
-            WrongStep: not exactly one ready time of each tensor, or more buckets than tensors.
+            WrongStep: not exactly one ready time of each tensor, or more buckets than tensors where
+                none is gathered: only a sharded model's micro-batches are recorded as one step.
         """
         job = self._heard_of(job_id)
         tensors = len(self.knowledge.tensors(job))
@@ -223,7 +224,7 @@ class Tuner:
                 f"ready_seconds has {len(profile.ready_seconds)} values, "
                 f"the job has {tensors} tensors"
             )
-        if len(profile.buckets) > tensors:
+        if len(profile.buckets) > tensors and not profile.gathers:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )

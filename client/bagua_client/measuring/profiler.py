@@ -80,6 +80,7 @@ class Profiler:
     def __init__(self, tunable: Tunable, clock: Clock) -> None:
         self._tunable = tunable
         self._clock = clock
+        self._takes_several = tunable.offer.kind == "sharded"
         self._trial = 0
         self._steps = range(0)
         self._began: Any = None
@@ -113,8 +114,11 @@ class Profiler:
         """The end of step ``step``'s communication.
 
         Args:
-            is_first: of the step's reductions; a step of several is not recorded.
+            is_first: of the step's reductions. A step of several is recorded where what travels
+                is known, as in a sharded model's micro-batches; else it is not.
         """
+        if not is_first and self._takes_several:
+            return
         timeline, self._timeline = self._timeline, None
         # Nothing can be learned from a step that has used no parameter on this rank, or whose
         # buckets were not observed.

@@ -105,6 +105,36 @@ def test_micro_batches_gather_more_and_keep_as_much() -> None:
     assert once == pytest.approx((layers / 2 + root) / (layers + root))
 
 
+def test_what_is_kept_over_micro_batches_is_known_from_the_default_and_the_other_way_round() -> (
+    None
+):
+    simulator = made(micro_batches=4)
+    on = {"kept_over_micro_batches": "on"}
+    everything = {"kept_units": LAYERS, **on}
+    model = _fitted(simulator, [{}])
+    for changes in (on, {"kept_units": 3, **on}, everything, {**everything, "channels": 1}):
+        assert _errors(simulator, model, changes) < 0.05, changes
+    for begun in (everything, {"kept_units": 3, **on}):
+        again = _fitted(simulator, [begun])
+        for changes in ({}, everything, {"kept_units": 3, **on}, {"kept_units": LAYERS}):
+            configuration = Configuration({**simulator.default, **changes})
+            assert again.traffic(configuration) == model.traffic(configuration)
+
+
+def test_a_tuning_with_micro_batches_keeps_over_them() -> None:
+    simulator = made(micro_batches=4, flow=1.1e9)
+    knobs = ("bucket_bytes", "channels", "kept_units", "kept_over_micro_batches")
+    low = simulator.default["bucket_bytes"]
+    known = truth(simulator, knobs=knobs)
+    best = min(s for c, s in known.items() if c["bucket_bytes"] == low)
+    for seed in range(3):
+        job = SimulatedJob(Tuner(Store("sqlite://")), simulator, "job", seed, 0.03, knobs=knobs)
+        job.run(600, until_finished=True)
+        assert job.is_finished
+        assert job.step <= 100
+        assert job.true_seconds(job.configuration) <= 1.05 * best
+
+
 @pytest.mark.parametrize("link", [4e9, 1.2e9], ids=["shared", "full"])
 def test_a_tuning_finds_the_best_in_few_steps(link: float) -> None:
     simulator = made(flow=1.1e9, link=link)
