@@ -114,6 +114,9 @@ class TestReplicated(TunableContract):
         return request.param
 
 
+KIND = sharded.Kind(micro_batches=(2,), awaits="", clips=True)
+
+
 class Sharded:
     """Under ``fully_shard``."""
 
@@ -127,13 +130,13 @@ class Sharded:
         ]
         for patch in self._patches:
             patch.start()
-        model = sharded.sharded(sharded.Kind())
+        model = sharded.sharded(KIND)
         self.model: Any = bagua_client.tune(model) if is_tuned else model
         self._optimizer: Any = None
 
     def step(self, number: int) -> float:
         losses, self._optimizer = sharded.train(
-            self.model, sharded.Kind(), {}, number + 1, self._optimizer, number
+            self.model, KIND, {}, number + 1, self._optimizer, number
         )
         return losses[0]
 
@@ -161,7 +164,7 @@ class Sharded:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "keep": {"kept_units": 4},
+    "keep": {"kept_units": 4, "kept_over_micro_batches": "on"},
     "merge": {"bucket_bytes": 700},
     "stripe": {"channels": 4},
     "own-scatter-group": {"scatter_group": "own"},
@@ -169,7 +172,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "precision": {"wire_precision": "bf16"},
     "eight-bits": {"algorithm": "quantized"},
 }
-EARLIER: list[dict[str, Any]] = [{}, {"bucket_bytes": 5000, "kept_units": 4, "channels": 2}]
+EARLIER: list[dict[str, Any]] = [
+    {},
+    {"bucket_bytes": 5000, "kept_units": 4, "channels": 2, "kept_over_micro_batches": "on"},
+]
 MAKES_GROUPS = ("stripe", "own-scatter-group", "striped-own-scatter-group")
 PLACES = {
     "cannot plan": CHANGES,

@@ -30,13 +30,14 @@ KIND = Kind()
 DEFAULT = Configuration(360)
 """A block of these models has so many bytes."""
 CHANGES = {
-    "keep": replace(DEFAULT, kept_units=4),
+    "keep": replace(DEFAULT, kept_units=4, kept_over_micro_batches="on"),
     "merge": replace(DEFAULT, bucket_bytes=5000),
     "stripe": replace(DEFAULT, channels=4),
     "own-scatter-group": replace(DEFAULT, scatter_group="own"),
     "precision": replace(DEFAULT, wire_precision="bf16"),
     "eight-bits": replace(DEFAULT, algorithm="quantized"),
 }
+MICRO_BATCHES = 2
 STEP_SECONDS = 0.005
 MOST_SECONDS = 150.0
 """Only to end a tuning that hangs: the test fails then."""
@@ -112,17 +113,21 @@ def train(
         differing, in_force, left, step = "", [], most_steps, 0
         began = time.monotonic()
         while left > 0:
-            losses = []
-            for model, optimizer in zip(models, optimizers, strict=True):
-                torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
-                loss = model(torch.randn(4, WIDTH)).square().mean()
-                loss.backward()
+            losses: list[list[float]] = [[], []]
+            for part in range(MICRO_BATCHES):  # A change may come between two of them.
+                for model, own in zip(models, losses, strict=True):
+                    torch.manual_seed(2 * (MICRO_BATCHES * step + part) + dist.get_rank())
+                    loss = model(torch.randn(4, WIDTH)).square().mean()
+                    loss.backward()
+                    own.append(loss.item())
+                    if model is ours:
+                        now = tunable_of(ours).layout.configuration
+                        _follow(twin, now)
+            for model, optimizer, own in zip(models, optimizers, losses, strict=True):
+                norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                own.append(norm.full_tensor().item())
                 optimizer.step()
                 optimizer.zero_grad()
-                losses.append(loss.item())
-                if model is ours:
-                    now = tunable_of(ours).layout.configuration
-                    _follow(twin, now)
             if losses[0] != losses[1] and not differing:
                 differing = f"step {step}: {losses}"
             if str(now) not in in_force:

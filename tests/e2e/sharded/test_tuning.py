@@ -23,7 +23,7 @@ MOST_STEPS = 6000
 STEPS_AFTER = 20
 
 
-def _train() -> tuple[str, bool, list[str], dict[str, Any]]:
+def _train(micro_batches: int) -> tuple[str, bool, list[str], dict[str, Any]]:
     """How the tuning ended; whether the weights are those of an untouched model, bit for bit; which
     configurations were in force, and which is kept."""
     kind = Kind(blocks=6)
@@ -34,7 +34,8 @@ def _train() -> tuple[str, bool, list[str], dict[str, Any]]:
     for step in range(MOST_STEPS):
         for model, optimizer in zip(models, optimizers, strict=True):
             torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
-            model(torch.randn(4, WIDTH)).square().mean().backward()
+            for _ in range(micro_batches):
+                model(torch.randn(4, WIDTH)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         if str(ours.configuration) not in in_force:
@@ -47,12 +48,13 @@ def _train() -> tuple[str, bool, list[str], dict[str, Any]]:
     return ours.tuning.state, are_equal, in_force, ours.configuration.values
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
 def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
-    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool], micro_batches: int
 ) -> None:
     service.start()
     (state, are_equal, in_force, kept), other = tuned_ranks(service.url, (2,)).run(
-        _train, timeout_seconds=280
+        _train, micro_batches, timeout_seconds=280
     )
     assert (state, are_equal) == ("finished", True)
     assert other == (state, are_equal, in_force, kept)
@@ -62,11 +64,15 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     assert {trial["state"] for trial in trials} == {"measured"}
     assert {trial["configuration"]["kept_units"] for trial in trials} > {0}
     assert job["result"]["configuration"].items() <= kept.items()
+    over = {trial["configuration"].get("kept_over_micro_batches") for trial in trials}
+    assert over == ({"off", "on"} if micro_batches > 1 else {None})
     if not hasattr(FSDPModule, "set_custom_all_gather"):
         return  # What torch before 2.9 gathers is not seen.
     gathers = service.profiles()[0]["gathers"]
-    # Six blocks are gathered in both passes, what is left of the model in one.
-    assert sorted(gather["tensor"] for gather in gathers) == sorted([*range(6)] * 2 + [6])
+    # Six blocks are gathered in both passes of each micro-batch, what is left of the model in one.
+    expected = sorted(([*range(6)] * 2 + [6]) * micro_batches)
+    assert sorted(gather["tensor"] for gather in gathers) == expected
+    assert len(service.profiles()[0]["buckets"]) == 7 * micro_batches
     assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)
 
 
