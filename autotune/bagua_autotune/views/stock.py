@@ -22,6 +22,7 @@ from bagua_autotune.views.reading import Reading
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import (
     BUCKET_KNOB,
+    KEPT_OVER_KNOB,
     NODE_COPY_KNOB,
     PREFETCH_BYTES_KNOB,
     RECOMPUTED_KNOB,
@@ -171,6 +172,13 @@ def _remarks(setting: StockSetting) -> list[str]:
         remarks.append(
             f"have only the first {setting.recomputed} blocks recomputed: wrap no others in "
             "checkpoint_wrapper; with transformers set gradient_checkpointing = False on others"
+        )
+    if setting.configuration.get(KEPT_OVER_KNOB) == "on":
+        kept = setting.configuration.get("kept_units")
+        units = f"(model, *units[-{kept}:])" if kept else "(model,)"
+        remarks.append(
+            "before each micro-batch: [unit.set_reshard_after_backward(is_last, recurse=False) for "
+            f"unit in {units}]"
         )
     if setting.missing:
         lacks = f"{torchs} cannot do the rest of the best configuration: {setting.missing}"

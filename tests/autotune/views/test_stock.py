@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -111,12 +112,13 @@ def test_the_snippet_is_python() -> None:
 SHARDED = {"bucket_bytes": 700, "channels": 1, "kept_units": 0, "prefetch": 0}
 
 
-def _sharded(**changes: int) -> Configuration:
+def _sharded(**changes: Any) -> Configuration:
     return Configuration({**SHARDED, **changes})
 
 
 def test_a_sharded_model_gets_calls_of_its_own() -> None:
-    kept, striped = _sharded(kept_units=4, prefetch=2), _sharded(kept_units=4, channels=8)
+    kept = _sharded(kept_units=4, prefetch=2, kept_over_micro_batches="on")
+    striped = _sharded(kept_units=4, channels=8)
     of = replace(
         job("finished", replace(RESULT, configuration=striped)),
         baseline=_sharded(),
@@ -129,6 +131,10 @@ def test_a_sharded_model_gets_calls_of_its_own() -> None:
     assert "DistributedDataParallel" not in snippet
     assert "unit.set_reshard_after_forward(False, recurse=False) for unit in units[-4:]" in snippet
     assert "set_modules_to_forward_prefetch(units[i + 1 : i + 1 + 2])" in snippet
+    assert (
+        "reshard_after_backward(is_last, recurse=False) for unit in (model, *units[-4:])]"
+        in snippet
+    )
     compile(snippet, "snippet", "exec")
     assert "Torch alone cannot do the rest of the best configuration: 8 channels" in snippet
     assert stock_ddp_line(setting).startswith("units = ")
