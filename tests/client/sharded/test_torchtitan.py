@@ -43,11 +43,12 @@ DEFAULT = Configuration(1024, recomputed_blocks=4)
 """The embedding has so many bytes, a block more."""
 TRIED = (
     DEFAULT,
-    replace(DEFAULT, kept_units=3, recomputed_blocks=1),
+    replace(DEFAULT, kept_units=3, recomputed_blocks=1, kept_over_micro_batches="on"),
     replace(DEFAULT, bucket_bytes=8192),
     replace(DEFAULT, bucket_bytes=8192, kept_units=5, channels=2, recomputed_blocks=0),
     replace(DEFAULT, channels=4, scatter_group="own"),
     replace(DEFAULT, bucket_bytes=8192, kept_units=5, channels=4, recomputed_blocks=2),
+    replace(DEFAULT, bucket_bytes=8192, kept_units=5, kept_over_micro_batches="on"),
 )
 
 

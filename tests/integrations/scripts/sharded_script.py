@@ -195,6 +195,7 @@ def trainer(folder: Path, steps: int) -> dict[str, Any]:
             str(folder / "trainer"),
             max_steps=most,
             per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
             learning_rate=0.01,
             logging_steps=1,
             report_to=[],

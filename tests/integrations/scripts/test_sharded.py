@@ -29,8 +29,8 @@ STEPS = 60
 DEFAULT = Configuration(64)
 TRIED = (
     DEFAULT,
-    Configuration(64, kept_units=2),
-    Configuration(2**20, kept_units=2),
+    Configuration(64, kept_units=2, kept_over_micro_batches="on"),
+    Configuration(2**20, kept_units=2, kept_over_micro_batches="on"),
     Configuration(64, channels=2, scatter_group="own"),
     Configuration(2**20, channels=2),
 )
