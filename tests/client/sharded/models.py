@@ -53,6 +53,8 @@ class Kind:
     """The step from which the training divides gradients by 3; 0: never."""
     param_dtype: torch.dtype | None = None
     clips: bool = False
+    scales: bool = False
+    """By a ``GradScaler`` that begins so high that it leaves some steps out."""
     offloads: bool = False
     hooks: bool = False
     """Whether the training has forward hooks of its own on each block, around torch's."""
@@ -173,6 +175,8 @@ def train(
     """The losses of the steps from ``first`` to before ``steps``, and the optimizer."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    scaler = scaler if kind.scales else torch.amp.GradScaler("cpu", enabled=False)
     for step in range(first, steps):
         if changes and step == 1:
             tunable_of(model)  # It looks at the steps from here on.
@@ -190,10 +194,13 @@ def train(
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
             _say_if_last(model, kind, part == parts - 1)
             loss = model(torch.randn(5, WIDTH)).square().mean()
-            loss.backward()
+            scaler.scale(1000 * loss if kind.scales else loss).backward()
             losses.append(loss.item())
             losses += _amid(model, optimizer, kind) if part < parts - 1 else ()
         losses += _between(model, kind)
+        if kind.scales:
+            losses.append(scaler.get_scale())
+            scaler.unscale_(optimizer)
         if kind.clips:
             losses.append(_full(nn.utils.clip_grad_norm_(model.parameters(), 0.05)).item())
         if kind.skips and step % kind.skips == 0:
@@ -205,7 +212,8 @@ def train(
                     if parameter.grad is not None:  # Torch has those of the root gathered.
                         parameter.sub_(parameter.grad, alpha=0.1)
         else:
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         optimizer.zero_grad()
         if kind.between == "evaluation after step":
             losses += _evaluated(model)
