@@ -175,7 +175,7 @@ def train(
     """The losses of the steps from ``first`` to before ``steps``, and the optimizer."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**121, growth_interval=3)
     scaler = scaler if kind.scales else torch.amp.GradScaler("cpu", enabled=False)
     for step in range(first, steps):
         if changes and step == 1:

@@ -207,7 +207,7 @@ OVER_MICRO_BATCHES = {
     "own-hooks": replace(FOUR, hooks=True, param_dtype=torch.bfloat16),
     "own-reductions": replace(FOUR, reduces_from=0),
     "steps-left-out": replace(FOUR, skips=3),
-    "scaled-and-steps-left-out": replace(FOUR, scales=True),
+    "scaled-and-steps-left-out": replace(FOUR, scales=True, clips=False),
     "no-optimizer": replace(FOUR, between="no optimizer", clips=False),
     **{
         f"amid-{amid.replace(' ', '-')}": replace(FOUR, amid=amid)
