@@ -52,6 +52,7 @@ def arguments() -> argparse.Namespace:
     add_choice_of_cells(parser)
     parser.add_argument("--copies", type=int, default=1,
                         help="of the model (HSDP); as many as hosts: one on each")  # fmt: skip
+    parser.add_argument("--micro-batches", type=int, default=1, metavar="N", help="of a step")
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
     parser.add_argument("--only-allowed", action="store_true",
@@ -94,6 +95,12 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
         for keep, count, ahead in product(kept, channels, (0, 2) if on_gpu else (0,))
         if (keep, count, ahead) != (0, 1, 0)
     ]
+    if options.micro_batches > 1:
+        over = {"kept_over_micro_batches": "on"}
+        exact += [
+            _ours({"kept_units": keep, "channels": count, **over})
+            for keep, count in product((0, layers), channels)
+        ]
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     has_nodes = len(options.gpus or ()) > options.hosts > 1 == options.copies
@@ -151,6 +158,7 @@ def _workload(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "sharding": "fully_shard",
         "samples": options.samples,
         "copies": options.copies,
+        "micro_batches": options.micro_batches,
         "device": "cuda" if options.gpus else "cpu",
     }
 

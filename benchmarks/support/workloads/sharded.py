@@ -29,15 +29,21 @@ class ShardedTraining:
     Args:
         samples: of each rank in a step; more of them leave less to gain.
         copies: of the model, each spread over as many ranks that follow each other.
+        micro_batches: of a step, each with as many samples; gradients of all are reduced.
     """
 
     def __init__(
-        self, name: str, device: torch.device, samples: int = SAMPLES, copies: int = 1
+        self,
+        name: str,
+        device: torch.device,
+        samples: int = SAMPLES,
+        copies: int = 1,
+        micro_batches: int = 1,
     ) -> None:
         if name not in MODELS:
             raise ValueError(f"no sharded workload {name}; there are {', '.join(MODELS)}")
         self._kind, self._device, self._samples = MODELS[name], device, samples
-        self._copies = copies
+        self._copies, self._micro_batches = copies, micro_batches
         self._mesh: DeviceMesh | None = None
 
     def model(self) -> nn.Module:
@@ -58,7 +64,8 @@ class ShardedTraining:
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
-            wrapped(*inputs).backward()
+            for _ in range(self._micro_batches):
+                wrapped(*inputs).backward()
             optimizer.step()
 
         return step
