@@ -18,7 +18,7 @@ from bagua_simulator.cluster import Cluster
 from bagua_simulator.simulator import PRECISIONS
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Cutter, Cutting, Tensor
-from bagua_wire.knobs import KEPT_OVER_KNOB, domains
+from bagua_wire.knobs import DEFERRED_KNOB, KEPT_OVER_KNOB, domains
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
 BACKWARD_SHARE = 2.0
@@ -28,6 +28,7 @@ LATENCY_SECONDS = 60e-6
 STRIPE_LOSS = 0.3
 """Of the rate that another connection adds, for each one that there is already."""
 SPREAD = 0.01
+MICRO_BATCH_KNOBS = (KEPT_OVER_KNOB, DEFERRED_KNOB)
 REDUCED_BYTES, GATHERED_BYTES = 4, 2
 """Of an element: parameters travel in 16 bits, gradients in 32."""
 EIGHT_BITS: dict[object, tuple[float, float]] = {
@@ -106,7 +107,7 @@ class ShardedSimulator:
             "prefetch": (0, 2),
             "scatter_group": ("shared", "own"),
             "scatter_buffers": (1, 2),
-            **({KEPT_OVER_KNOB: ("off", "on")} if self.micro_batches > 1 else {}),
+            **(dict.fromkeys(MICRO_BATCH_KNOBS, ("off", "on")) if self.micro_batches > 1 else {}),
         }
         return domains((min(sizes), sum(sizes)), few, False)
 
@@ -121,7 +122,7 @@ class ShardedSimulator:
             prefetch=0,
             scatter_group="shared",
             scatter_buffers=1,
-            **({KEPT_OVER_KNOB: "off"} if self.micro_batches > 1 else {}),
+            **(dict.fromkeys(MICRO_BATCH_KNOBS, "off") if self.micro_batches > 1 else {}),
         )
 
     def step_seconds(self, configuration: Mapping[str, Value]) -> float:
@@ -226,6 +227,8 @@ class _Step:
         ]
         stays = configuration.get(KEPT_OVER_KNOB) == "on"
         tasks, first = self._tasks, self._needs
+        before_last = len(tasks) * (simulator.micro_batches - 1)
+        self._reduces_from = before_last if configuration.get(DEFERRED_KNOB) == "on" else 0
         self._tasks = tasks * simulator.micro_batches
         for _ in range(simulator.micro_batches - 1):
             self._needs = self._needs + [
@@ -279,7 +282,7 @@ class _Step:
                 left -= passed
                 if left <= 1e-9:
                     part, _, is_backward = self._tasks[task]
-                    if is_backward:
+                    if is_backward and task >= self._reduces_from:
                         size = self._reduced[part]
                         each = _collective(part, size, self._narrow)
                         each.left_seconds = self._latency

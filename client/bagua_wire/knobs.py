@@ -34,7 +34,7 @@ class Knobs:
 
     The first eight are those of a replicated model. A sharded one (``fully_shard``) has
     ``bucket_bytes``, ``hierarchical``, ``channels``, ``wire_precision`` and ``algorithm`` of them,
-    and the others up to ``kept_over_micro_batches``; a bucket is then a unit, or several that
+    and the others up to ``deferred_reduction``; a bucket is then a unit, or several that
     communicate as one. An engine of DeepSpeed (``zero``) has ``bucket_bytes`` and
     ``prefetch_bytes``.
 
@@ -65,6 +65,8 @@ class Knobs:
             over the ranks of each node, so that they are gathered again inside the node.
         kept_over_micro_batches: ``on``: what stays gathered from the forward pass until the
             backward pass stays so until the optimizer steps, over all micro-batches of a step.
+        deferred_reduction: ``on``: gradients are reduced in the last micro-batch of a step only;
+            ``copies``: they are summed up over the copies of the model in the last one only.
         prefetch_bytes: parameters are gathered ahead until they amount to this many bytes, each of
             their elements counted as one of a gradient.
         recomputed_blocks: how many of the blocks that the training has made recompute their
@@ -127,6 +129,15 @@ class Knobs:
         "{}",
         models=SHARDED,
     )
+    deferred_reduction: str = knob(
+        "off",
+        OneOf(
+            ("off", "copies", "on"),
+            {"on": "reduced once in a step", "copies": "summed over copies once in a step"},
+        ),
+        "{}",
+        models=SHARDED,
+    )
     prefetch_bytes: int = knob(
         0, Size((0,)), "{} gathered ahead", models=ZERO, title="gathered ahead"
     )
@@ -150,7 +161,9 @@ ALLOWED_WORDS: dict[str, str] = {
         *((value, value) for value in each.kind.tried if value != each.default),
     ]
 }
-ALLOWED_WORDS |= {name: name for name, each in KNOBS.items() if each.computes}
+ALLOWED_WORDS |= {
+    name: name for name, each in KNOBS.items() if each.computes or name == "deferred_reduction"
+}
 """Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the values they allow. A knob's
 own name allows what it changes in some trainings only."""
 
@@ -164,7 +177,7 @@ PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
 SCATTER_GROUP_KNOB = "scatter_group"
 NODE_COPY_KNOB = "node_copy"
-KEPT_OVER_KNOB = "kept_over_micro_batches"
+KEPT_OVER_KNOB, DEFERRED_KNOB = "kept_over_micro_batches", "deferred_reduction"
 SHARDED_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.models == ("sharded",))
 PREFETCH_BYTES_KNOB = "prefetch_bytes"
 """Of DeepSpeed's ZeRO, stage 3."""

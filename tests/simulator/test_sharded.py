@@ -49,6 +49,13 @@ def test_what_is_kept_over_micro_batches_is_gathered_once_in_a_step() -> None:
         assert len(profile.buckets) == 4 * 7
 
 
+def test_what_is_deferred_is_reduced_once_in_a_step() -> None:
+    simulator = made(micro_batches=4)
+    deferred = Configuration({**simulator.default, "deferred_reduction": "on"})
+    assert len(simulator.profile(deferred).buckets) == 7
+    assert simulator.step_seconds(deferred) < simulator.step_seconds(simulator.default)
+
+
 def test_less_to_send_is_faster_where_the_link_decides_and_nothing_is_where_it_does_not() -> None:
     slow, fast = made(), made(flow=1e12, link=1e12, layer_seconds=0.05)
     usual = seconds(slow)

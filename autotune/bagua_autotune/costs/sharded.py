@@ -28,6 +28,7 @@ from bagua_wire.cutting import Cutting
 from bagua_wire.knobs import (
     ALGORITHM_KNOB,
     CHANNELS_KNOB,
+    DEFERRED_KNOB,
     KEPT_OVER_KNOB,
     NODE_COPY_KNOB,
     PRECISION_KNOB,
@@ -151,6 +152,8 @@ class ShardedModel:
         self._gathers = _gathers_by_unit(layouts, *first)
         self._reductions = _reductions(layouts, *first)
         self._passes = _passes([times for times, _ in self._gathers], self._reductions)
+        if first[0].get(DEFERRED_KNOB) == "on":
+            self._reductions = self._passes
         alike = {c: p for c, p in by_configuration.items() if _way(c) == _way(first[0])}
         self._rates = self._rates_of(alike)
         usual = np.array(self.traffic(first[0]))
@@ -216,11 +219,12 @@ class ShardedModel:
             count = max(times) / 2 if is_kept else max(times)
             if configuration.get(KEPT_OVER_KNOB) == "on" and count <= self._passes:
                 count = 1
-            collectives += count + self._reductions
+            reductions = 1 if configuration.get(DEFERRED_KNOB) == "on" else self._reductions
+            collectives += count + reductions
             for unit, size_bytes in zip(part, sizes_bytes, strict=True):
                 elements = tensors[unit].elements
                 gathered += count * min(gathered_in * elements, size_bytes)
-                reduced += self._reductions * min(reduced_in * elements, tensors[unit].bytes)
+                reduced += reductions * min(reduced_in * elements, tensors[unit].bytes)
         return Traffic(collectives, gathered, reduced)
 
     def _kept(self, configuration: Configuration) -> set[int]:
@@ -280,7 +284,14 @@ def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
 @lru_cache(maxsize=MOST_REMEMBERED)
 def _sent(configuration: Configuration) -> tuple[object, ...]:
     """All that decides what it sends."""
-    knobs = ("kept_units", KEPT_OVER_KNOB, NODE_COPY_KNOB, PRECISION_KNOB, ALGORITHM_KNOB)
+    knobs = (
+        "kept_units",
+        KEPT_OVER_KNOB,
+        DEFERRED_KNOB,
+        NODE_COPY_KNOB,
+        PRECISION_KNOB,
+        ALGORITHM_KNOB,
+    )
     return (Cutting.of(configuration), *map(configuration.get, knobs))
 
 

@@ -22,6 +22,7 @@ from bagua_autotune.views.reading import Reading
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import (
     BUCKET_KNOB,
+    DEFERRED_KNOB,
     KEPT_OVER_KNOB,
     NODE_COPY_KNOB,
     PREFETCH_BYTES_KNOB,
@@ -180,6 +181,10 @@ def _remarks(setting: StockSetting) -> list[str]:
             "before each micro-batch: [unit.set_reshard_after_backward(is_last, recurse=False) for "
             f"unit in {units}]"
         )
+    if setting.configuration.get(DEFERRED_KNOB, "off") != "off":
+        whole = setting.configuration[DEFERRED_KNOB] == "on"
+        call = "set_requires_gradient_sync" if whole else "set_requires_all_reduce"
+        remarks.append(f"before each micro-batch: model.{call}(is_last)")
     if setting.missing:
         lacks = f"{torchs} cannot do the rest of the best configuration: {setting.missing}"
         remarks.append(lacks)

@@ -53,6 +53,17 @@ class ShardedModel(TunedModel):
         units, refusal = _units_of(self) if self._has_begun else ([], NOT_BEGUN)
         return Configuration() if refusal else default_of(units)
 
+    def report_last_micro_batch(self, is_last: bool) -> None:
+        """Say whether the next micro-batch is the last one before the optimizer steps: before its
+        forward pass, on all ranks, in every step, from the first one on.
+
+        What is reduced in each micro-batch may then be reduced in the last one only, if that is
+        faster: the knob ``deferred_reduction``. Until then gradients are not to be used. Torch's
+        ``set_is_last_backward`` says the same. Without tuning it does nothing.
+        """
+        if self._tunable is not None:
+            self._tunable.micro_batches.told_last = is_last
+
     def reconfigure(self, configuration: Configuration) -> bool:
         """Change the settings, from the next forward pass for training on. All ranks must call it
         in the same step, after the first one. Units are merged only once two more steps have shown

@@ -35,7 +35,7 @@ def extra_bytes(
     What is kept stays gathered in its own dtype, or spread over a node's ranks; what is gathered
     ahead adds the largest unit each; each further scatter buffer adds the largest unit's gradients.
     A merged unit is there twice, as it travels and as it is used. An algorithm may keep something
-    for each element.
+    for each element. What is reduced in the last micro-batch only is there as a whole until then.
 
     Args:
         units: of the model.
@@ -59,7 +59,13 @@ def extra_bytes(
     ahead = max(configuration.prefetch - 1, 0) * gathered
     buffers = (configuration.scatter_buffers - 1) * reduced
     own = algorithm.kept_bytes * sum(unit.elements for unit in units)
-    return int(kept + ahead + buffers + merged + own)
+    unreduced = 0.0
+    if configuration.deferred_reduction != "off":
+        trained = [unit for unit in units if unit.is_trained]
+        unreduced = sum(unit.elements * unit.dtypes[1].itemsize for unit in trained)
+        if configuration.deferred_reduction == "copies":
+            unreduced /= len(units[0].ranks[0])
+    return int(kept + ahead + buffers + merged + own + unreduced)
 
 
 def copied_bytes(

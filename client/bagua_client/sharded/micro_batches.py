@@ -4,7 +4,7 @@ earlier one has gathered."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -18,8 +18,13 @@ STEPS_LOOKED_AT = 2
 MOST_PASSES_AWAITED = 64
 """So many passes a step of an optimizer is waited for."""
 NO_OPTIMIZER = "no step of an optimizer of torch's was seen"
+NOT_TOLD = (
+    "the training does not tell which micro-batch is the last (model.report_last_micro_batch, or "
+    "torch's set_is_last_backward)"
+)
+GRADIENTS_USED = "the training writes to gradients between two micro-batches"
 WRITTEN_UNSEEN = "the training writes to weights' data between two micro-batches, which nobody sees"
-"""Why nothing may be kept over micro-batches."""
+"""Why nothing may be kept over micro-batches, or left to the last."""
 
 
 class MicroBatches:
@@ -33,14 +38,21 @@ class MicroBatches:
     Attributes:
         is_known: whether ``usual`` and ``obstacle`` have been found out.
         obstacle: why nothing may be kept over them; empty: it may, or that is not known yet.
+        undeferrable: why nothing may be left to the last one; the same.
+        told_last: whether the training says that the next is the last.
+        is_deferring: whether reductions are left to the last one now.
     """
 
-    is_known, obstacle = False, ""
+    is_known, obstacle, undeferrable = False, "", ""
+    told_last, is_deferring = True, False
 
     def __init__(self) -> None:
         self._looked_at = 0
         self._first: tuple[Any, torch.Tensor] | None = None
         self._unseen: list[torch.Tensor] = []
+        self._told: list[bool] = []
+        self._gradients: torch.Tensor | None = None
+        self._used: list[torch.Tensor] = []
         self._counts: deque[int] = deque(maxlen=STEPS_REMEMBERED)
         self._since_step = self._since_gathered = 0
         self._versions: Any = None
@@ -59,29 +71,51 @@ class MicroBatches:
             return
         if not self._counts and self._since_step >= MOST_PASSES_AWAITED:
             self.is_known, self.obstacle = True, NO_OPTIMIZER
+            self.undeferrable = NO_OPTIMIZER
         elif self.usual > 1:
             self._look(units)
 
     def _look(self, units: Sequence[Unit]) -> None:
         """Remember whether weights have changed that seem not to have."""
-        versions, found = [unit.versions for unit in units], checksums(units)
+        versions, found = [unit.versions for unit in units], _sums(unit.parts for unit in units)
+        if self._gradients is not None:
+            now = _sums(unit.gradients for unit in units)
+            is_same = now.shape == self._gradients.shape
+            self._used.append((now != self._gradients).any() if is_same else torch.tensor(True))
         if self._since_step == 1 or self._first is None or self._first[0] != versions:
             self._first = versions, found
         else:
             self._unseen.append((found != self._first[1]).any())
 
+    def reduced(self, units: Sequence[Unit]) -> None:
+        """A backward pass has reduced its gradients."""
+        if not self.is_known:
+            self._told.append(self.is_last(units))
+            self._gradients = _sums(unit.gradients for unit in units)
+
+    def is_last(self, units: Sequence[Unit]) -> bool:
+        """Whether the training says that the pass under way is the step's last."""
+        return self.told_last and units[0].is_last_backward
+
     def step_ends(self) -> None:
         """An optimizer of the model's has stepped."""
-        if self._since_step:
-            self._counts.append(self._since_step)
-        self._since_step = 0
+        count, self._since_step = self._since_step, 0
+        if count:
+            self._counts.append(count)
+        told, self._told, self._gradients = self._told, [], None
         if self.is_known:
             return
-        self._looked_at += self._first is not None
+        if self._first is not None:
+            self._looked_at += 1
+            is_told = len(told) > 1 and told == [False] * (len(told) - 1) + [True]
+            if count > 1 and not (is_told or self.is_deferring):
+                self.undeferrable = self.undeferrable or NOT_TOLD
         if self.usual == 1 or self._looked_at >= STEPS_LOOKED_AT:
             self.is_known = True
             self.obstacle = WRITTEN_UNSEEN if any(map(bool, self._unseen)) else ""
-            self._first, self._unseen = None, []
+            if any(map(bool, self._used)):
+                self.undeferrable = self.undeferrable or GRADIENTS_USED
+            self._first, self._unseen, self._used = None, [], []
 
     def goes_on(self, versions: Any) -> bool:
         """Whether the pass that begins may use what was gathered, if these are the weights'
@@ -109,3 +143,7 @@ class MicroBatches:
     def let_go(self) -> None:
         """Nothing is gathered any more."""
         self._stays = False
+
+
+def _sums(tensors: Iterable[Sequence[torch.Tensor]]) -> torch.Tensor:
+    return checksums([tensor for each in tensors for tensor in each])

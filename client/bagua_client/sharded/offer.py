@@ -28,6 +28,8 @@ MOST_CHANNELS = 8
 NOT_REPLACEABLE = "torch before 2.9 does not let others communicate for fully_shard"
 OWN_OBJECTS = "the training's own objects communicate the units"
 AHEAD_ALREADY = "the training itself says what is gathered ahead"
+NO_COPIES = "there is one copy of the model, and nothing to sum up over copies"
+NARROW_SUMS = "gradients of several micro-batches are then added in 16 bits"
 NODES_NEEDED = (
     "the parts of a sharded model travel by node (shards) where one copy of it is spread over "
     "several nodes with the same number of ranks, more than one"
@@ -83,7 +85,14 @@ class ShardedOffer(Offer):
             high = max(low, sum(spec.bytes for spec in self.tensors))
         unmerged = "" if self.unmergeable == NOT_SEEN else self.unmergeable
 
+        has_copies, undeferred = len(units[0].ranks) > 1, self.micro_batches.undeferrable
+        deferred = ("off", "copies", "on") if has_copies else ("off", "on")
         is_whole, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
+
+        def deferrable(way: str) -> str:
+            if way == "off":
+                return ""
+            return undeferred or ("" if has_copies or way == "on" else NO_COPIES)
 
         def kept(count: int) -> str:
             if count <= most_kept:
@@ -130,6 +139,12 @@ class ShardedOffer(Offer):
                 first("kept_over_micro_batches", () if is_whole or unkept else ("off", "on")),
                 unkept and f"nothing is kept over micro-batches: {unkept}",
                 only("off", unkept),
+            ),
+            "deferred_reduction": Limit(
+                first("deferred_reduction", () if is_whole or undeferred else deferred),
+                "" if is_whole else undeferred and f"gradients are reduced each time: {undeferred}",
+                deferrable,
+                changes="" if is_wide else NARROW_SUMS,
             ),
             "wire_precision": Limit(
                 KNOBS["wire_precision"].kind.tried if is_wide else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from bagua_client.algorithms import Algorithm
@@ -12,6 +13,8 @@ from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
+
+logger = logging.getLogger(__name__)
 
 Parts = list[tuple[int, ...]]
 
@@ -45,6 +48,7 @@ class UnitSettings:
         self.micro_batches = MicroBatches()
         self._kept: list[Unit] = []
         self._is_ahead = self._keeps_on = False
+        self._deferred, self._has_warned = "off", False
         self._given_buffers = units[0].scatter_buffers
 
     def put(self, layout: Layout, algorithm: Algorithm, has_open_pass: bool = False) -> None:
@@ -75,10 +79,13 @@ class UnitSettings:
         self._kept = []
         self._keeps_on = configuration.kept_over_micro_batches == "on"
         stays = self.micro_batches.stays if self._keeps_on else None
+        self._deferred = configuration.deferred_reduction
+        self.micro_batches.is_deferring = self._deferred != "off"
+        defers = self._left_to_the_last if self.micro_batches.is_deferring else None
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
-            unit.keep(is_kept, nodes, lambda: self.is_training, stays)
+            unit.keep(is_kept, nodes, lambda: self.is_training, stays, defers)
             is_spread = nodes is not None and unit.may_be_spread
             self._kept += [unit] * (is_kept or is_spread or unit.may_stay)
         self._gather_ahead(leading, configuration.prefetch)
@@ -104,6 +111,8 @@ class UnitSettings:
         """
         if counts:
             self.micro_batches.pass_begins(self._units)
+            for unit in self._units:
+                unit.drop_what_was_thrown_away()
         versions = [unit.versions for unit in self._kept] if self._keeps_on else []
         if not (self._keeps_on and counts):
             self.reshard()
@@ -112,6 +121,25 @@ class UnitSettings:
             self.micro_batches.begin(versions)
         else:
             self._let_go_ahead()
+
+    def _left_to_the_last(self) -> str:
+        return "" if self.micro_batches.is_last(self._units) else self._deferred
+
+    def reduce_late(self) -> None:
+        """An optimizer steps: reduce the gradients that wait for a micro-batch of which the
+        training said that it would come. All ranks call this together."""
+        for unit in self._units:
+            unit.drop_what_was_thrown_away()
+        waiting = [unit for unit in reversed(self._units) if unit.has_unreduced]
+        for unit in waiting:
+            unit.reduce_now()
+        if waiting and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "autotune: an optimizer steps although the last micro-batch of its step was not "
+                "told (model.report_last_micro_batch): gradients are reduced now, and were not "
+                "when the training clipped them"
+            )
 
     def reshard(self) -> None:
         """Let go of what is gathered only because of the settings: its weights may change now.

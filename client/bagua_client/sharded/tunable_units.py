@@ -25,6 +25,7 @@ from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory
+from bagua_client.sharded.micro_batches import MicroBatches
 from bagua_client.sharded.offer import (
     NOT_SEEN,
     ShardedOffer,
@@ -178,7 +179,7 @@ class TunableUnits(ChangedTogether):
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_pre_hook(called_untraced(_weakly(self, "let_go"))),
+            register_optimizer_step_pre_hook(called_untraced(_weakly(self, "weights_will_change"))),
             register_optimizer_step_post_hook(called_untraced(_weakly(self, "weights_change"))),
             *(
                 module.register_forward_hook(self._unit_ends)
@@ -201,6 +202,11 @@ class TunableUnits(ChangedTogether):
         return self._held.units
 
     @property
+    def micro_batches(self) -> MicroBatches:
+        """Of a step of the optimizer."""
+        return self._held.settings.micro_batches
+
+    @property
     def memory(self) -> UnitsMemory | None:  # type: ignore[override]
         return self._held.memory
 
@@ -220,7 +226,7 @@ class TunableUnits(ChangedTogether):
     @property
     def order_is_agreed(self) -> bool:
         """See :meth:`Tunable.order_is_agreed`; and what there is to know of micro-batches is."""
-        return super().order_is_agreed and self._held.settings.micro_batches.is_known
+        return super().order_is_agreed and self.micro_batches.is_known
 
     @property
     def offer(self) -> ShardedOffer:
@@ -232,7 +238,7 @@ class TunableUnits(ChangedTogether):
             units=self.units,
             tensors=self.tensors,
             unmergeable=self._unmergeable,
-            micro_batches=self._held.settings.micro_batches,
+            micro_batches=self.micro_batches,
             recomputed=self.recomputed,
         )
 
@@ -276,7 +282,8 @@ class TunableUnits(ChangedTogether):
         self.algorithm = self._held.traffic.algorithm
         self.observation.parts = {part[0]: part for part in parts_of(self.layout)}
         found = self.layout.configuration
-        is_watched = self._is_attached or self._steps < STEPS_SEEN
+        is_seen = self._steps >= STEPS_SEEN and self.micro_batches.is_known
+        is_watched = self._is_attached or not is_seen
         is_torchs = self.algorithm.is_torchs and not found.changes_numbers
         if is_watched or uses_ours(found) or not is_torchs:
             self._held.traffic.install()
@@ -326,15 +333,21 @@ class TunableUnits(ChangedTogether):
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all that was reduced."""
         self._is_open = False
+        self.observers.call(self.micro_batches.reduced, self.units)
         self.observers.call(self.observation.backward_ends)
         self._count_step()
         if self._steps == STEPS_SEEN:
             self._follow()
         self.listener.reduced()
 
-    def let_go(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer steps, which needs memory: of this model's, if not all ranks may do so.
-        Where it does so inside a pass, as some do in the backward pass for one parameter after the
+    def weights_will_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps, which needs gradients and memory."""
+        if self._let_go(optimizer):
+            self._held.settings.reduce_late()
+
+    def _let_go(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Let go of what is gathered if an optimizer of this model's steps; whether it is one.
+        Where it steps inside a pass, as some do in the backward pass for one parameter after the
         other, units may be in use; the next pass begins anew anyway."""
         if self._is_in_forward or is_in_backward() or self.is_left:
             return False
@@ -345,8 +358,11 @@ class TunableUnits(ChangedTogether):
 
     def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
-        if self.let_go(optimizer):
-            self._held.settings.micro_batches.step_ends()
+        if self._let_go(optimizer):
+            was_known = self.micro_batches.is_known
+            self.micro_batches.step_ends()
+            if self.micro_batches.is_known and not was_known:
+                self._follow()
 
     def _holds_own(self, optimizer: torch.optim.Optimizer) -> bool:
         held = (each for group in optimizer.param_groups for each in group["params"])

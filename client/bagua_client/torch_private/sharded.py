@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class Unit:
         self._is_hidden = False
         self._reduces: Callable[[], object] | None = None
         self._stays: Callable[[bool], bool] | None = None
+        self._defers: Callable[[], str] | None = None
+        self._unreduced: list[tuple[torch.Tensor, tuple[int, int]]] = []
         self._lists = (
             self.state._states_to_forward_prefetch,
             self.state._states_to_backward_prefetch,
@@ -190,6 +193,7 @@ class Unit:
         nodes: Any,
         is_training: Callable[[], bool],
         stays: Callable[[bool], bool] | None = None,
+        defers: Callable[[], str] | None = None,
     ) -> None:
         """Keep its parameters gathered from forward to backward; else spread over each of these
         nodes; else what the training set.
@@ -201,6 +205,8 @@ class Unit:
             stays: whether what is gathered from forward to backward stays so after the backward
                 pass that comes to it now, given whether its gradients are reduced in that pass;
                 None: it never does.
+            defers: what the backward pass that comes to it now leaves to a later one: ``on``, all
+                of the reduction; ``copies``, the sum over the copies of the model; empty: nothing.
         """
         if self.group.post_forward_mesh_info is not self._kept_as:  # by the training, since
             self.given = replace(self.given, mesh_kept=self.group.post_forward_mesh_info)
@@ -215,6 +221,7 @@ class Unit:
         for name in ("unshard", "post_forward"):
             self.group.__dict__.pop(name, None)
         self._stays = stays if self._kept_as is None else None
+        self._defers = defers
         self._replace_post_backward()
         if self._kept_as is not own or self._stays is not None:
             self._hide_what_is_kept(is_training, self._kept_as is not own)
@@ -301,34 +308,100 @@ class Unit:
     def _replace_post_backward(self) -> None:
         """What stays gathered then has its modules show the parameters that the optimizer has, as
         those have the gradients that a training clips."""
-        group, reduces, stays = self.group, self._reduces, self._stays
+        group, reduces, stays, defers = self.group, self._reduces, self._stays, self._defers
         group.__dict__.pop("post_backward", None)
-        if reduces is None and stays is None:
+        if reduces is None and stays is None and defers is None:
             return
         torchs = group.post_backward
 
         def post_backward(*unused: Any) -> None:
-            if reduces is not None and group.reduce_grads:
+            later = defers() if defers is not None and group.reduce_grads else ""
+            is_reduced = bool(group.reduce_grads) and later != "on"
+            if reduces is not None and is_reduced:
                 reduces()
-            own = group.reshard_after_backward
-            if stays is None or not own or not stays(bool(group.reduce_grads)):
+            put = {"all_reduce_grads": False} if later else {}
+            if later == "on":
+                put["reduce_grads"] = False
+            if stays is not None and group.reshard_after_backward and stays(is_reduced):
+                put["reshard_after_backward"] = False
+            with _set(group, put):
                 torchs(*unused)
-                return
-            group.reshard_after_backward = False
-            try:
-                torchs(*unused)
-            finally:
-                group.reshard_after_backward = own
-            if group.is_unsharded:
+            if group.is_unsharded and "reshard_after_backward" in put:
                 self._show_own()
+            self._unreduced = self._with_place_holders() if later == "on" else []
 
         group.post_backward = post_backward
+
+    def _with_place_holders(self) -> list[tuple[torch.Tensor, tuple[int, int]]]:
+        """Give each parameter whose gradient is not reduced yet one of zeros, to which that is
+        added later: what a training does to it says whether it throws the gradient away. Returns
+        the gradients, and their versions."""
+        found = []
+        for each in self._with_unreduced():
+            parameter = each.sharded_param
+            if parameter.grad is None:
+                parameter.grad = each.to_sharded_dtensor(torch.zeros_like(parameter._local_tensor))
+            found.append((parameter.grad, _versions(parameter.grad)))
+        return found
+
+    def _with_unreduced(self) -> list[Any]:
+        known = [each for each in self.group.fsdp_params if hasattr(each, "_unsharded_param")]
+        return [
+            each
+            for each in known
+            if each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None
+        ]
+
+    def drop_what_was_thrown_away(self) -> None:
+        """Forget gradients that wait to be reduced if the training has thrown them away."""
+        now = [each.sharded_param.grad for each in self._with_unreduced()]
+        kept = [(grad, _versions(grad)) for grad in now]
+        same = len(kept) == len(self._unreduced) and all(
+            one is other and version == before
+            for (one, version), (other, before) in zip(kept, self._unreduced, strict=True)
+        )
+        if self._unreduced and not same:
+            for each in self._with_unreduced():
+                each.unsharded_accumulated_grad = each._unsharded_param.grad = None
+            self._unreduced = []
+
+    @property
+    def has_unreduced(self) -> bool:
+        """Whether gradients wait to be reduced because of our settings."""
+        return bool(self._unreduced)
+
+    def reduce_now(self) -> None:
+        """Reduce what waits for it, outside of any pass. Collective."""
+        group, self._unreduced = self.group, []
+        type(group).post_backward(group)
+        group._training_state = type(group._training_state).IDLE
+        group.finalize_backward()
+        for state in group.comm_ctx.reduce_scatter_states:
+            if state.event is not None:
+                group.device_handle.current_stream().wait_event(state.event)
+        group.comm_ctx.reduce_scatter_states.clear()
 
     def _show_own(self) -> None:
         """Let its modules have the parameters that the optimizer has, although it is gathered."""
         for each in self.group.fsdp_params:
             each._setattr_on_modules(each.sharded_param)
         self._is_hidden = True
+
+    @property
+    def is_last_backward(self) -> bool:
+        """What the training said of the next backward pass (``set_is_last_backward``)."""
+        return bool(self.state._state_ctx.is_last_backward)
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """This rank's parts of those of its parameters that have one."""
+        held = [each.sharded_param.grad for each in self.group.fsdp_params]
+        return [gradient._local_tensor for gradient in held if gradient is not None]
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """This rank's parts of its parameters."""
+        return [each.sharded_param._local_tensor for each in self.group.fsdp_params]
 
     @property
     def may_stay(self) -> bool:
@@ -340,8 +413,7 @@ class Unit:
         """Other ones when its weights may be others, but for writes past torch's counting (to
         ``.data``)."""
         held = [each.sharded_param for each in self.group.fsdp_params]
-        parts = [each._local_tensor for each in held]
-        return [(w._version, p._version, p.data_ptr()) for w, p in zip(held, parts, strict=True)]
+        return [(*_versions(each), each._local_tensor.data_ptr()) for each in held]
 
     @property
     def has_scatter_buffers(self) -> bool:
@@ -358,16 +430,31 @@ class Unit:
         self.group.comm_ctx.reduce_scatter_max_input_buffers = count
 
 
-def checksums(units: Sequence[Unit]) -> torch.Tensor:
-    """Of what this rank holds of each parameter, (parameters,): two that differ are of different
-    weights. Nobody waits for the device."""
-    parts = [each.sharded_param._local_tensor for unit in units for each in unit.group.fsdp_params]
+def _versions(spread: Any) -> tuple[int, int]:
+    """Of a tensor that is spread over the ranks, and of this rank's part: an operation on the whole
+    counts for the first only, one on the part for the second."""
+    return (-1, -1) if spread is None else (spread._version, spread._local_tensor._version)
+
+
+@contextmanager
+def _set(group: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Have a group with these values inside the context."""
+    own = {name: getattr(group, name) for name in values}
+    vars(group).update(values)
+    try:
+        yield
+    finally:
+        vars(group).update(own)
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(tensors,): two that differ are of different ones. Nobody waits for the device."""
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     sums = [
-        part.detach().contiguous().view(integers.get(part.element_size(), torch.uint8)).sum()
-        for part in parts
+        each.detach().contiguous().view(integers.get(each.element_size(), torch.uint8)).sum()
+        for each in tensors
     ]
-    return torch.stack(sums)
+    return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
 
 
 def spread_over(

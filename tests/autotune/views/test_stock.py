@@ -117,7 +117,7 @@ def _sharded(**changes: Any) -> Configuration:
 
 
 def test_a_sharded_model_gets_calls_of_its_own() -> None:
-    kept = _sharded(kept_units=4, prefetch=2, kept_over_micro_batches="on")
+    kept = _sharded(kept_units=4, prefetch=2, kept_over_micro_batches="on", deferred_reduction="on")
     striped = _sharded(kept_units=4, channels=8)
     of = replace(
         job("finished", replace(RESULT, configuration=striped)),
@@ -135,6 +135,7 @@ def test_a_sharded_model_gets_calls_of_its_own() -> None:
         "reshard_after_backward(is_last, recurse=False) for unit in (model, *units[-4:])]"
         in snippet
     )
+    assert "# before each micro-batch: model.set_requires_gradient_sync(is_last)" in snippet.lower()
     compile(snippet, "snippet", "exec")
     assert "Torch alone cannot do the rest of the best configuration: 8 channels" in snippet
     assert stock_ddp_line(setting).startswith("units = ")

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 
 import bagua_client
 from bagua_client.communication import link
-from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.integrations.sharded_model import ShardedModel, tunable_of
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.merged_units import why_not
 
@@ -43,8 +43,14 @@ class Kind:
     awaits: str = "gradient sync"
     """Only the last micro-batch does this; ``reshard``: this and resharding; or ``all-reduce``;
     empty: each does all."""
+    awaits_from: int = 0
+    """The step from which it is so."""
+    tells: str = ""
+    """By whose call the training says which is the last: ``ours`` or ``torch's``."""
     amid: str = ""
     """What the training does between two micro-batches."""
+    amid_from: int = 0
+    """The step from which it does so."""
     skips: int = 0
     """Each step of a number that this divides throws its gradients away."""
     freezes_from: int = 0
@@ -52,6 +58,7 @@ class Kind:
     divides_from: int = 0
     """The step from which the training divides gradients by 3; 0: never."""
     param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype = torch.float32
     clips: bool = False
     scales: bool = False
     """By a ``GradScaler`` that begins so high that it leaves some steps out."""
@@ -99,7 +106,7 @@ def sharded(kind: Kind) -> nn.Module:
     torch.manual_seed(0)
     model = Net(kind)
     given_back = torch.float32 if kind.hooks else None
-    policy = MixedPrecisionPolicy(kind.param_dtype, torch.float32, given_back)
+    policy = MixedPrecisionPolicy(kind.param_dtype, kind.reduce_dtype, given_back)
     options: dict[str, Any] = {"mp_policy": policy}
     if kind.replicas > 1:  # Else each call makes a mesh of its own.
         shape, names = (kind.replicas, dist.get_world_size() // kind.replicas), ("copies", "parts")
@@ -192,11 +199,16 @@ def train(
         parts = kind.micro_batches[step % len(kind.micro_batches)]
         for part in range(parts):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
-            _say_if_last(model, kind, part == parts - 1)
+            _say_if_last(model, kind, part == parts - 1 or step < kind.awaits_from)
+            if kind.tells == "torch's":
+                model.set_is_last_backward(part == parts - 1)
+            elif kind.tells and isinstance(model, ShardedModel):
+                model.report_last_micro_batch(part == parts - 1)
             loss = model(torch.randn(5, WIDTH)).square().mean()
             scaler.scale(1000 * loss if kind.scales else loss).backward()
             losses.append(loss.item())
-            losses += _amid(model, optimizer, kind) if part < parts - 1 else ()
+            if part < parts - 1 and step >= kind.amid_from:
+                losses += _amid(model, optimizer, kind)
         losses += _between(model, kind)
         if kind.scales:
             losses.append(scaler.get_scale())
@@ -276,6 +288,8 @@ def _amid(model: Any, optimizer: Any, kind: Kind) -> list[float]:
             parameter.data.mul_(0.99)
     if kind.amid == "step":
         optimizer.step()
+    if kind.amid in ("thrown away", "zeroed"):
+        optimizer.zero_grad(set_to_none=kind.amid == "thrown away")
     if kind.amid == "clipped":
         return [_full(nn.utils.clip_grad_norm_(model.parameters(), 0.05)).item()]
     return []
@@ -314,12 +328,17 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: _full(value).clone() for name, value in model.state_dict().items()}
 
 
-def differs(kind: Kind, changes: Changes, steps: int = 10) -> str:
-    """What differs between an untouched model and ours; empty: nothing. Called on all ranks."""
+def differs(kind: Kind, changes: Changes, steps: int = 10, beside: Kind | None = None) -> str:
+    """What differs between an untouched model and ours; empty: nothing. Called on all ranks.
+
+    Args:
+        beside: how the untouched one is trained, if otherwise.
+    """
     # Small, so that these small models travel in stripes, too.
     with mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
-        untouched = sharded(kind)
-        expected, _ = train(untouched, kind, {}, steps)
+        beside = beside or kind
+        untouched = sharded(beside)
+        expected, _ = train(untouched, beside, {}, steps)
         ours = bagua_client.tune(sharded(kind))
         found, _ = train(ours, kind, changes, steps)
     if found != expected:

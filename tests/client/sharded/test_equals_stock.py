@@ -3,7 +3,7 @@ steps, and however it is sharded and trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 import bagua_client
 from bagua_client.communication.link import Link
 from bagua_client.integrations.sharded_model import tunable_of
-from tests.client.sharded.models import WIDTH, Kind, differs, sharded, train
+from bagua_client.sharded import settings as bagua_settings
+from tests.client.sharded.models import WIDTH, Kind, differs, sharded, state_of, train
 from tests.ranks import RankPool
 
 CHANGES = st.fixed_dictionaries(
@@ -258,16 +259,18 @@ def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
         assert two_ranks.run(_gathers, kind, {**on, "kept_units": 4}) == [3 * 5] * 2
 
 
-def _offered(kind: Kind) -> tuple[list[Any], str, str]:
-    """What is offered of it after some steps, why not, and why it cannot be had."""
+def _offered(
+    kind: Kind, knob: str = "kept_over_micro_batches", allowed: Sequence[str] = ()
+) -> tuple[list[Any], str, str]:
+    """What is tried of it after some steps, why not more, and why that cannot be had."""
     model: Any = bagua_client.tune(sharded(kind))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     train(model, kind, {}, 1, optimizer)
     tunable = tunable_of(model)
     train(model, kind, {}, 5, optimizer, 1)
     assert tunable.order_is_agreed
-    row = tunable.offer.table()["kept_over_micro_batches"]
-    return [*row.values], row.left_alone, row.cannot("on")
+    row = tunable.offer.table()[knob]
+    return [*tunable.offer.values(allowed).get(knob, ["off"])], row.left_alone, row.cannot("on")
 
 
 def test_it_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
@@ -281,3 +284,93 @@ def test_it_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
     assert values == ["off"]
     assert "writes to weights' data between two micro-batches" in why
     assert cannot
+
+
+DEFERRED: dict[int, dict[str, Any]] = {
+    3: {"deferred_reduction": "on"},
+    5: {"deferred_reduction": "on", "kept_units": 4, "kept_over_micro_batches": "on"},
+    7: {"deferred_reduction": "on", "bucket_bytes": 700, "kept_units": 3},
+    9: {"deferred_reduction": "on", "channels": 2, "scatter_group": "own"},
+}
+TOLD = replace(FOUR, tells="ours", micro_batches=(4, 4, 4, 4, 2, 7, 1, 3))
+LEFT_TO_THE_LAST = {
+    "told-to-us": TOLD,
+    "told-to-torch": replace(TOLD, tells="torch's"),
+    "bfloat16": replace(TOLD, param_dtype=torch.bfloat16),
+    "offloaded": replace(TOLD, offloads=True),
+    "tied-and-frozen": replace(TOLD, tied=True, frozen=True, checkpoints=True),
+    "scaled": replace(TOLD, scales=True, clips=False),
+    "amid-evaluation": replace(TOLD, amid="evaluation"),
+    "amid-error": replace(TOLD, amid="error"),
+    "amid-checkpoint": replace(TOLD, amid="checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_TO_THE_LAST.values(), ids=list(LEFT_TO_THE_LAST))
+def test_what_is_left_to_the_last_micro_batch(two_ranks: RankPool, kind: Kind) -> None:
+    """Beside a training that does so by torch's own call: sums are made in that order."""
+    changes = DEFERRED
+    if kind.amid == "error":  # Nothing can be merged then.
+        changes = {step: {**change, "bucket_bytes": 360} for step, change in DEFERRED.items()}
+    by_hand = replace(kind, awaits="gradient sync", awaits_from=3, tells="")
+    assert two_ranks.run(differs, kind, changes, 12, by_hand) == ["", ""]
+
+
+def test_sums_over_copies_are_left_to_the_last_micro_batch(four_ranks: RankPool) -> None:
+    kind = replace(TOLD, replicas=2)
+    for way, awaits in (("copies", "all-reduce"), ("on", "gradient sync")):
+        by_hand = replace(kind, awaits=awaits, awaits_from=3, tells="")
+        changes = {3: {"deferred_reduction": way}, 6: {"deferred_reduction": way, "kept_units": 4}}
+        assert four_ranks.run(differs, kind, changes, 12, by_hand) == [""] * 4
+
+
+@pytest.mark.parametrize("amid", ["thrown away", "zeroed"])
+def test_unreduced_gradients_are_thrown_away_as_others(two_ranks: RankPool, amid: str) -> None:
+    """All but the last one's are: nothing is summed up in another order."""
+    kind = replace(TOLD, amid=amid, amid_from=6)
+    changes = {6: DEFERRED[3], 8: DEFERRED[5]}
+    assert two_ranks.run(differs, kind, changes, 12) == ["", ""]
+
+
+def test_what_is_deferred_is_offered_where_the_last_one_is_told(two_ranks: RankPool) -> None:
+    def offered(kind: Kind, *allowed: str) -> tuple[list[Any], str]:
+        one, other = two_ranks.run(_offered, kind, "deferred_reduction", allowed)
+        assert one == other
+        return one[:2]
+
+    assert offered(replace(TOLD, micro_batches=(1,))) == (["off"], "")
+    for tells in ("ours", "torch's"):
+        assert offered(replace(TOLD, tells=tells)) == (["off", "on"], "")
+    assert "does not tell which micro-batch" in offered(FOUR)[1]
+    assert "does not tell which micro-batch" in offered(replace(FOUR, awaits="gradient sync"))[1]
+    assert "writes to gradients" in offered(replace(TOLD, amid="clipped"))[1]
+    narrow = replace(TOLD, reduce_dtype=torch.bfloat16, param_dtype=torch.bfloat16)
+    assert offered(narrow)[0] == ["off"]
+    assert offered(narrow, "deferred_reduction")[0] == ["off", "on"]
+
+
+def _steps_too_early(kind: Kind) -> tuple[float, list[str]]:
+    """How far weights are off where a step was told to have more micro-batches than it has."""
+    found, lines = [], mock.Mock()
+    with mock.patch.object(bagua_settings, "logger", lines):
+        changes: tuple[dict[int, Any], ...] = {}, {3: DEFERRED[3]}
+        for change in changes:
+            model: Any = bagua_client.tune(sharded(kind))
+            _, optimizer = train(model, kind, change, 6)
+            for _ in range(3):
+                model.report_last_micro_batch(False)
+                torch.manual_seed(dist.get_rank())
+                model(torch.randn(5, WIDTH)).square().mean().backward()
+            optimizer.step()
+            found.append(state_of(model))
+    one, other = found
+    said = [call.args[0] for call in lines.warning.call_args_list]
+    return max((one[name] - other[name]).abs().max().item() for name in one), said
+
+
+def test_a_step_that_comes_before_the_last_micro_batch_has_all_gradients(
+    two_ranks: RankPool,
+) -> None:
+    for off, lines in two_ranks.run(_steps_too_early, replace(TOLD, clips=False)):
+        assert off < 1e-5
+        assert ["the last micro-batch of its step was not told" in line for line in lines] == [True]

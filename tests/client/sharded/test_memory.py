@@ -28,6 +28,8 @@ UNITS: Any = [
         elements=GIB // 2,
         dtypes=(torch.bfloat16, torch.float32),
         given=SimpleNamespace(mesh_kept=object()),
+        is_trained=True,
+        ranks=((0, 1),),
     )
     for _ in range(4)
 ]
@@ -64,6 +66,8 @@ def test_what_configurations_need_more_than_the_default() -> None:
     assert extra(scatter_buffers=2) == 2
     assert extra(channels=4) == 3
     assert extra(bucket_bytes=4 * GIB) == 2 * 3  # of 2 units each: one more of each kind, twice
+    assert extra(kept_units=3, kept_over_micro_batches="on") == 3
+    assert (extra(deferred_reduction="on"), extra(deferred_reduction="copies")) == (4 * 2, 4)
     assert extra(wire_precision="bf16") == 1
     assert extra(hierarchical="shards") == 3
     copies = layout(node_copy="on", kept_units=1)

@@ -76,6 +76,33 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)
 
 
+def _train_and_tell() -> str:
+    """How the tuning of a job ended whose training tells which micro-batch is the last."""
+    ours: Any = bagua_client.tune(sharded(Kind(blocks=6)))
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    for step in range(MOST_STEPS):
+        torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
+        for is_last in (False, False, True):
+            ours.report_last_micro_batch(is_last)
+            ours(torch.randn(4, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if ours.tuning.state == "finished":
+            break
+    return str(ours.tuning.state)
+
+
+def test_a_job_that_tells_which_micro_batch_is_the_last_may_reduce_in_it_only(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    states = tuned_ranks(service.url, (2,)).run(_train_and_tell, timeout_seconds=280)
+    assert states == ["finished"] * 2
+    trials = service.trials()
+    assert {trial["state"] for trial in trials} == {"measured"}
+    assert {trial["configuration"]["deferred_reduction"] for trial in trials} == {"off", "on"}
+
+
 def _train_in_fewer_bits() -> tuple[str, dict[str, torch.Tensor], list[float], str]:
     """How the tuning of a job that lists what changes its numbers ended; the weights, the losses,
     and what is kept."""
