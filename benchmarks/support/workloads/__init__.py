@@ -53,7 +53,7 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
 
         return ZeroTraining(name, device, spec["deepspeed"])
     if spec.get("sharding"):
-        from .sharded import SAMPLES, ShardedTraining
+        from .sharded import ShardedTraining
 
         counts = {key: spec[key] for key in ("samples", "copies", "micro_batches") if key in spec}
         return ShardedTraining(name, device, **counts)
