@@ -3,7 +3,9 @@ that is switched on a live model. There is no public way to switch it, and none 
 
 from __future__ import annotations
 
+import inspect
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +34,31 @@ class NotRecomputed:
         return found
 
 
+class _Shared(NotRecomputed):
+    """Stands where a model has one function for all of its blocks, some of which have their own."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self._own: dict[int, Any] = {}
+
+    def with_own(self, block: torch.nn.Module, function: Any) -> Any:
+        """Have a block's own ``function``; what stands in the model then."""
+        self._own[id(block)] = function
+        if function is self.given:
+            del self._own[id(block)]
+        return self if self._own else self.given
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        block: Any = function
+        while isinstance(block, partial):
+            block = block.func
+        own = self._own.get(id(getattr(block, "__self__", block)), self.given)
+        return own(function, *args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Way:
-    """How one module is recomputed.
+    """How one module is recomputed. It holds the model's modules weakly.
 
     Attributes:
         owner: of the attribute.
@@ -44,42 +68,65 @@ class Way:
         block: the module that is recomputed.
         options: of ``torch.utils.checkpoint.checkpoint``, which does it.
         unknown: what does it in place of torch's function; empty: nothing does.
+        is_shared: whether the attribute is that of several modules.
     """
 
-    owner: object
+    owner: weakref.ref[Any]
     attribute: str
     given: Any
     kept: Any
-    block: torch.nn.Module
+    block: weakref.ref[torch.nn.Module]
     options: Mapping[str, Any]
     unknown: str = ""
+    is_shared: bool = False
+
+    def put(self, value: Any) -> None:
+        """Have this value decide, from the next forward pass on."""
+        owner, block = self.owner(), self.block()
+        if owner is None or block is None:
+            return
+        if self.is_shared:
+            shared = getattr(owner, self.attribute)
+            shared = shared if isinstance(shared, _Shared) else _Shared(self.given)
+            value = shared.with_own(block, value)
+        setattr(owner, self.attribute, value)
 
 
-def way_of(module: torch.nn.Module) -> Way | None:
-    """How a module is recomputed; None: it is not. Looks at modules that somebody has imported, and
-    imports none."""
+def ways_of(module: torch.nn.Module) -> list[Way]:
+    """How a module is recomputed, or those that it has recomputed in its own forward pass; empty:
+    none is. Looks at modules that somebody has imported, and imports none."""
     wrappers = _imported("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
     if wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
-        inner = module._checkpoint_wrapped_module
-        return _by_function(module, "checkpoint_fn", inner)
-    if _is_set(module) and _is_layer(module):
-        return _by_function(module, "_gradient_checkpointing_func", module)
+        return [_by_function(module, "checkpoint_fn", module._checkpoint_wrapped_module)]
+    if getattr(module, "gradient_checkpointing", None) is True:  # transformers, or code like it
+        name = "_gradient_checkpointing_func"
+        if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
+            return [_by_function(module, name, module)]
+        # Older ones, whose model hands each of its blocks to the function.
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        lists = [each for each in module.children() if isinstance(each, torch.nn.ModuleList)]
+        if code is not None and name in code.co_names and hasattr(module, name):
+            blocks = [block for each in lists for block in each]
+            return [_by_function(module, name, block, is_shared=True) for block in blocks]
     # Asked of a module that has no such state, torch would leave a trace in it.
     contract = _imported("torch.distributed._composable.contract")
     if contract is None or contract.STATE_KEY not in vars(module):
-        return None
+        return []
     composable = _imported("torch.distributed._composable.checkpoint_activation")
     state = composable and composable.checkpoint.state(module)
-    if state is not None:
-        return Way(state, "enable_hook", True, False, module, {"use_reentrant": False})
-    return None
+    if not state:
+        return []
+    options = {"use_reentrant": False}
+    return [Way(weakref.ref(state), "enable_hook", True, False, weakref.ref(module), options)]
 
 
 def _imported(name: str) -> Any:
     return sys.modules.get(name)
 
 
-def _by_function(owner: Any, attribute: str, block: torch.nn.Module) -> Way:
+def _by_function(
+    owner: torch.nn.Module, attribute: str, block: torch.nn.Module, is_shared: bool = False
+) -> Way:
     given = getattr(owner, attribute)
     function: Any = given
     options: dict[str, Any] = {}
@@ -90,23 +137,8 @@ def _by_function(owner: Any, attribute: str, block: torch.nn.Module) -> Way:
         unknown = "a tuning of another model has it"
     elif function is not checkpoint:
         unknown = getattr(function, "__qualname__", type(function).__name__)
-    return Way(owner, attribute, given, NotRecomputed(given), block, options, unknown)
-
-
-def recomputes_itself(module: torch.nn.Module) -> bool:
-    """Whether a module of an older transformers, or one with its own code, recomputes its blocks in
-    its own forward pass."""
-    return _is_set(module) and not _is_layer(module)
-
-
-def _is_set(module: torch.nn.Module) -> bool:
-    """Whether transformers, or code like it, was told to recompute a module."""
-    return getattr(module, "gradient_checkpointing", None) is True
-
-
-def _is_layer(module: torch.nn.Module) -> bool:
-    """Whether transformers recomputes a module by itself, and not the whole model its blocks."""
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+    kept, places = NotRecomputed(given), (weakref.ref(owner), weakref.ref(block))
+    return Way(places[0], attribute, given, kept, places[1], options, unknown, is_shared)
 
 
 def keeps_elsewhere(module: torch.nn.Module) -> bool:

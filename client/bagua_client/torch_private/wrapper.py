@@ -41,6 +41,20 @@ def _call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return function(*args, **kwargs)
 
 
+class Unsaved:
+    """A hook of ours on a module of the training's. Copies and pickles of the module have one of
+    the standard library's in its place, which does nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
 def signature_of_wrapper() -> inspect.Signature:
     """The signature of torch's wrapper, as torch wrote it: somebody may have put a constructor of
     their own, such as ``lambda self, *args, **kwargs``, in the place of torch's. Then the defaults

@@ -19,9 +19,12 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import checkpointing as torchs
+from bagua_client.torch_private.compiled import is_compiled
+from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.recomputed_blocks import Block, blocks_of
+from bagua_client.tunable.recomputed_blocks import WHOLE, Block, blocks_of
 from bagua_wire.knobs import ALL_BLOCKS
 
 SHARES_KEPT = (0.25, 0.5, 0.75, 1.0)
@@ -34,6 +37,11 @@ COMPILED = (
 NOT_SEEN = "not every block was recomputed in the first steps"
 NOT_MEASURED = "blocks are compiled with what recomputes them, so what they would keep is not seen"
 WRITES = "blocks write buffers, twice where they are recomputed"
+OUTER = "the training recomputes the model as a whole"
+BY_ITSELF = (
+    "the model's own code recomputes parts of it, as by torch.utils.checkpoint.checkpoint() in a "
+    "forward pass, which cannot be switched from outside; checkpoint_wrapper(block) can be"
+)
 DRAWS = "blocks that are recomputed draw other random numbers then (preserve_rng_state=False)"
 
 
@@ -50,7 +58,7 @@ class Recomputation:
         recomputed: how many of the blocks are, from the first on.
         was_held_back: whether all were, for a larger batch, since somebody set this to False.
         has_varied: whether batches of several sizes were seen.
-        handles: of ours among the hooks of the model.
+        handles: of ours among the hooks of the model and its modules.
     """
 
     def __init__(
@@ -68,13 +76,11 @@ class Recomputation:
         self._hindrance = ""
         self._largest: dict[str, tuple[int, int]] = {}
         self._before: list[Any] = []
-        self.handles: Sequence[RemovableHandle] = ()
-        if self._blocks:
-            self.handles = (
-                model.register_forward_pre_hook(self._begins, with_kwargs=True),
-                model.register_forward_hook(self._ends),
-            )
-            self._watch()
+        self._is_seen = False
+        self.handles: list[RemovableHandle] = []
+        if self._blocks or not self._left_alone:
+            begins = Unsaved(self._begins)
+            self.handles.append(model.register_forward_pre_hook(begins, with_kwargs=True))
 
     # What may be changed
 
@@ -95,9 +101,9 @@ class Recomputation:
             free_bytes: what may be taken of the device's memory beyond what all blocks recomputed
                 take; None: that is not known.
         """
-        total, why = len(self._blocks), self._left_alone or self._hindrance
+        total, why = len(self._blocks), self._hindrance or self._left_alone
         values: Sequence[int] = ()
-        if self._is_known and not why:
+        if self._blocks and self._is_known and not self._hindrance:
             least = self._least(free_bytes)
             values = [total, *(round(total - (total - least) * share) for share in SHARES_KEPT)]
         return Limit(
@@ -150,22 +156,36 @@ class Recomputation:
 
     def conclude(self) -> None:
         """The first steps are over: what the blocks would keep is known, or never will be."""
-        if self._is_known or not self._blocks:
+        if self._is_known:
             return
         self._is_known = True
+        self._let_go(self.handles[bool(self._blocks) :])
+        if self._blocks and not self._is_seen:
+            self._hindrance = WHOLE
+        elif self._blocks:
+            self._hindrance = self._hindrance or self._why_not_known()
+            self._switch()
+
+    def _why_not_known(self) -> str:
+        if any(not (block.was_seen or block.is_compiled) for block in self._blocks):
+            return NOT_SEEN
         unknown = [block for block in self._blocks if not block.kept_bytes]
-        if not self._hindrance and self._allocated_bytes is not None and unknown:
-            is_compiled = any(block.is_compiled for block in unknown)
-            self._hindrance = NOT_MEASURED if is_compiled else NOT_SEEN
-        self._switch()
+        if self._allocated_bytes is None or not unknown:
+            return ""
+        return NOT_MEASURED if any(block.is_compiled for block in unknown) else NOT_SEEN
 
     def forget(self) -> None:
         """Leave the model as it was."""
         self.put(ALL_BLOCKS)
-        self._switch()
-        for handle in self.handles:
-            handle.remove()
+        if self._is_seen:
+            self._switch()
+        self._let_go(self.handles)
         self._blocks.clear()
+
+    def _let_go(self, handles: Sequence[RemovableHandle]) -> None:
+        for handle in handles:
+            handle.remove()
+        self.handles = [each for each in self.handles if each not in handles]
 
     def _switch(self) -> None:
         self._is_held_back = False
@@ -181,22 +201,48 @@ class Recomputation:
 
     # The model's passes
 
-    def _begins(self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _begins(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         # Where the compiler follows the model, there must be nothing for it to follow here.
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._observers.call(self._pass_begins, args, kwargs)
+            self._observers.call(self._pass_begins, model, args, kwargs)
 
-    def _pass_begins(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _pass_begins(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if is_in_backward():
+            self._hindrance = OUTER
+            return
         is_larger = self._is_larger(args, kwargs)
         if not self._is_known:
-            self._is_16_bits |= torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
-            self._before = self._state()
+            self._see(model)
         elif is_larger and self.recomputed < len(self._blocks):
             if self._allocated_bytes is not None:
                 self.was_held_back = self._is_held_back = True
                 self._watch()
         elif self._is_held_back:
             self._switch()
+
+    def _see(self, model: torch.nn.Module) -> None:
+        """One of the first passes begins, and not in the compiler, which would compile it anew for
+        what watches it."""
+        modules = [] if self._blocks or self._is_seen else list(model.modules())
+        if not any(map(is_compiled, modules)):
+            runs = Unsaved(self._runs)
+            self.handles += [each.register_forward_pre_hook(runs) for each in modules]
+        if self._blocks and not self._is_seen:
+            self.handles.append(model.register_forward_hook(Unsaved(self._ends)))
+            self._watch()
+        self._is_seen = True
+        if self._blocks:
+            self._is_16_bits |= torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
+            self._before = self._state()
+
+    def _runs(self, *_: Any) -> None:
+        """A module of a model runs, of which no block is known that is recomputed."""
+        if not torch.compiler.is_compiling() and is_in_backward():
+            self._left_alone = BY_ITSELF
 
     def _is_larger(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a batch is larger than all before it, by elements or its longest side."""
@@ -216,8 +262,8 @@ class Recomputation:
 
     def _pass_ends(self) -> None:
         """Whether something of the pass forbids to switch the blocks."""
-        (versions, random), self._before = self._before, []
-        now_versions, now_random = self._state()
+        (_, versions, random), self._before = self._before, []
+        _, now_versions, now_random = self._state()
         if versions != now_versions:
             self._hindrance = WRITES
         elif random is not None and not all(map(torch.equal, random, now_random)):
@@ -227,15 +273,16 @@ class Recomputation:
         )
 
     def _state(self) -> list[Any]:
-        """How often the blocks' buffers were written, and of what random numbers come, if it may
-        not be kept."""
-        versions = [buffer._version for block in self._blocks for buffer in block.buffers]
+        """The blocks' buffers, which they are and how often they were written, and of what random
+        numbers come, if it may not be kept."""
+        buffers = [buffer for block in self._blocks for buffer in block.buffers]
+        versions = [(id(buffer), buffer._version) for buffer in buffers]
         if all(block.draws_again for block in self._blocks):
-            return [versions, None]
+            return [buffers, versions, None]
         random = [torch.get_rng_state()]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             random.append(torch.cuda.get_rng_state())
-        return [versions, random]
+        return [buffers, versions, random]
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

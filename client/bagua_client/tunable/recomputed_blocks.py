@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from bagua_client.torch_private import checkpointing as torchs
 from bagua_client.torch_private.compiled import is_compiled
 from bagua_client.torch_private.reducer import is_in_backward
-from bagua_client.torch_private.wrapper import untraced
+from bagua_client.torch_private.wrapper import Unsaved, untraced
 
 ELSEWHERE = "what is saved for the backward pass is kept elsewhere, as in the host's memory"
+WHOLE = "the whole model is compiled as one"
 NOT_TRAINED = "none of its inputs requires a gradient, so that torch does not train it"
 
 
@@ -28,40 +29,35 @@ class Block:
         is_compiled: whether the compiler is given it together with what recomputes it.
 
     Attributes:
+        was_seen: whether a forward pass of it was.
         kept_bytes: what it keeps for its backward pass if it is not recomputed, as recomputing it
             has shown; 0: that is not known.
         hindrance: why it cannot be switched, as its passes have shown; empty: it can.
     """
 
     def __init__(self, way: torchs.Way, is_compiled: bool) -> None:
-        self.is_compiled = is_compiled
+        self.is_compiled, self.was_seen = is_compiled, False
         self.kept_bytes, self.hindrance = 0, ""
-        self._owner, self._module = weakref.ref(way.owner), weakref.ref(way.block)
-        self._attribute, self._given, self._kept = way.attribute, way.given, way.kept
-        self._options = way.options
+        self._way = way
         self._handles: list[RemovableHandle] = []
-
-    @property
-    def is_reentrant(self) -> bool:
-        return bool(self._options.get("use_reentrant", True))
 
     @property
     def draws_again(self) -> bool:
         """Whether its random numbers are the same ones when it is recomputed."""
-        return bool(self._options.get("preserve_rng_state", True))
+        return bool(self._way.options.get("preserve_rng_state", True))
 
     @property
     def buffers(self) -> Sequence[torch.Tensor]:
-        module = self._module()
+        module = self._way.block()
         return () if module is None else tuple(module.buffers())
 
     def recompute(self) -> None:
         """Have it recomputed, as the training has said."""
-        self._set(self._given)
+        self._set(self._way.given)
 
     def keep(self) -> None:
         """Have its activations kept, from the next forward pass on."""
-        self._set(self._kept)
+        self._set(self._way.kept)
 
     def watch(self, allocated_bytes: Callable[[], int] | None) -> None:
         """Have it recomputed, and see what that takes and what forbids to leave it out, until it is
@@ -70,19 +66,21 @@ class Block:
         Args:
             allocated_bytes: what is allocated on its device now; None: nobody knows.
         """
-        self._set(self._given)
+        given = self._way.given
+        self._set(given)
         if self.is_compiled:
             return
-        if callable(self._given):
-            self._set(_Watched(self._given, self._look, self._measured(allocated_bytes)))
-        elif (module := self._module()) is not None and allocated_bytes is not None:
-            self._watch_module(module, allocated_bytes)
+        if callable(given):
+            self._way.put(_Watched(given, self._look, self._measured(allocated_bytes)))
+        elif (module := self._way.block()) is not None:
+            self._watch_module(module, allocated_bytes or (lambda: 0))
 
     def _look(self, args: Sequence[Any]) -> None:
         """Its forward pass begins."""
+        self.was_seen = True
         if torchs.has_saved_tensor_hooks():
             self.hindrance = ELSEWHERE
-        elif self.is_reentrant and not any(
+        elif self._way.options.get("use_reentrant", True) and not any(
             isinstance(each, torch.Tensor) and each.requires_grad for each in args
         ):
             self.hindrance = NOT_TRAINED
@@ -106,9 +104,11 @@ class Block:
         before: list[int] = []
 
         @untraced
-        def begins(*_: Any) -> None:
+        def begins(_: torch.nn.Module, args: Sequence[Any]) -> None:
             if is_in_backward():
                 before.append(allocated_bytes())
+            else:
+                self._look(args)
 
         @untraced
         def ends(*_: Any) -> None:
@@ -116,15 +116,15 @@ class Block:
                 self.kept_bytes = max(self.kept_bytes, allocated_bytes() - before.pop())
 
         self._handles = [
-            module.register_forward_pre_hook(begins),
-            module.register_forward_hook(ends, always_call=True),
+            # Before torch's own, in which what is saved is held back already.
+            module.register_forward_pre_hook(Unsaved(begins), prepend=True),
+            module.register_forward_hook(Unsaved(ends), always_call=True),
         ]
 
     def _set(self, value: Any) -> None:
         while self._handles:
             self._handles.pop().remove()
-        if (owner := self._owner()) is not None:
-            setattr(owner, self._attribute, value)
+        self._way.put(value)
 
 
 class _Watched(torchs.NotRecomputed):
@@ -151,26 +151,24 @@ def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
     why none of them can be, or some cannot; empty: nothing is recomputed, or all can be."""
     found: list[Block] = []
     theirs: set[str] = set()
-    outer = weakref.WeakSet[torch.nn.Module]()  # of what is compiled, or kept elsewhere
-    whole, is_offloaded, recomputing = is_compiled(model), False, False
+    # Modules of what is compiled, and of blocks, which are recomputed as parts of these.
+    compiled, inner = weakref.WeakSet[torch.nn.Module](), weakref.WeakSet[torch.nn.Module]()
+    is_offloaded = False
     for module in model.modules():
-        if torchs.keeps_elsewhere(module):
-            is_offloaded = True
-        recomputing |= torchs.recomputes_itself(module)
+        is_offloaded |= torchs.keeps_elsewhere(module)
         if is_compiled(module):
-            outer.update(module.modules())
-        if (way := torchs.way_of(module)) is None:
-            continue
-        if way.unknown:
-            theirs.add(way.unknown)
-        else:
-            found.append(Block(way, module in outer))
+            compiled.update(module.modules())
+        for way in () if module in inner else torchs.ways_of(module):
+            if way.unknown:
+                theirs.add(way.unknown)
+            else:
+                found.append(Block(way, module in compiled))
+            inner.update(cast(torch.nn.Module, way.block()).modules())
     if not found:
-        if theirs:
-            return [], f"they are recomputed by {', '.join(sorted(theirs))}, which is not torch's"
-        return [], "the model itself calls what recomputes them" if recomputing else ""
-    if whole:
-        return [], "the whole model is compiled as one"
+        names = ", ".join(sorted(theirs))
+        return [], f"they are recomputed by {names}, which is not torch's" if theirs else ""
+    if is_compiled(model):
+        return [], WHOLE
     if is_offloaded:
         return [], ELSEWHERE
     left = f"some are recomputed by {', '.join(sorted(theirs))}" if theirs else ""
