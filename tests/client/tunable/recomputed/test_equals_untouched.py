@@ -3,64 +3,75 @@ blocks are recomputed from one step to the next."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.client.tunable.recomputed.models import BLOCKS, WAYS, Kind, differs
-from tests.ranks import RankPool
+from tests.client.tunable.recomputed.models import Kind, differs
+from tests.integrations.lacking import needs
 
-PLAN: dict[int, dict[str, Any]] = {
-    4: {"recomputed_blocks": 1},
-    5: {"recomputed_blocks": 0},
-    7: {"recomputed_blocks": 2},
-    8: {},
-    9: {"recomputed_blocks": 0},
-}
-KINDS = {
-    "micro-batches, clipped": Kind(micro_batches=3, clips=True),
-    "autocast": Kind(autocast=True),
-    "frozen and tied": Kind(frozen=True, tied=True),
-    "evaluation in between": Kind(between="evaluation"),
-    "static graph": Kind(static_graph=True),
-    "compiled inside": Kind(compiles="inside"),
-    "compiled around": Kind(compiles="around"),
-    "no dropout": Kind("random state lost", dropout=0.0),
-}
-
-
-@pytest.mark.parametrize("ranks", ["replicated", "sharded"])
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "random state lost"])
-def test_every_way_of_torchs(two_ranks: RankPool, way: str, ranks: str) -> None:
-    assert two_ranks.run(differs, Kind(way, ranks), PLAN) == ["", ""]
-
-
-@pytest.mark.parametrize("ranks", ["replicated", "sharded"])
-@pytest.mark.parametrize("way", ["gpt2", "gpt2 reentrant", "llama", "llama reentrant"])
-def test_transformers(two_ranks: RankPool, way: str, ranks: str) -> None:
-    assert two_ranks.run(differs, Kind(way, ranks), PLAN) == ["", ""]
-
-
-@pytest.mark.parametrize("ranks", ["replicated", "sharded"])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_trainings_do(two_ranks: RankPool, kind: Kind, ranks: str) -> None:
-    if ranks == "sharded" and kind.static_graph:
-        pytest.skip("DistributedDataParallel's")
-    assert two_ranks.run(differs, replace(kind, ranks=ranks), PLAN) == ["", ""]
-
-
-@settings(max_examples=6)
-@given(
-    st.dictionaries(
-        st.integers(4, 9),
-        st.fixed_dictionaries({"recomputed_blocks": st.integers(0, BLOCKS)}),
-        min_size=4,
-    ),
-    st.sampled_from(["replicated", "sharded"]),
+UNITS: tuple[Mapping[str, Any], ...] = (
+    {"kept_units": 3},
+    {"bucket_bytes": 2**20},
+    {"kept_units": 4, "bucket_bytes": 2**20, "channels": 2},
+    {},
 )
-@pytest.mark.slow
-def test_any_sequence(two_ranks: RankPool, plan: dict[int, dict[str, Any]], ranks: str) -> None:
-    assert two_ranks.run(differs, Kind(ranks=ranks), plan) == ["", ""]
+BUCKETS: tuple[Mapping[str, Any], ...] = ({"bucket_bytes": 400}, {"channels": 2}, {})
+KINDS: Mapping[str, tuple[Kind, str]] = {
+    # In what way they are recomputed.
+    "wrapper": (Kind(), "alone replicated sharded copies"),
+    "reentrant": (Kind("reentrant"), "alone replicated sharded"),
+    "selective": (Kind("selective"), "alone sharded"),
+    "to the end": (Kind("to the end"), "alone replicated"),
+    "composable": (Kind("composable"), "alone replicated sharded"),
+    "no dropout": (Kind("random state lost", dropout=0.0), "alone"),
+    "older transformers": (Kind("older transformers"), "alone replicated sharded"),
+    "older, reentrant": (Kind("older transformers, reentrant"), "alone"),
+    "gpt2": (Kind("gpt2"), "replicated sharded"),
+    "gpt2 reentrant": (Kind("gpt2 reentrant"), "alone"),
+    "llama reentrant": (Kind("llama reentrant"), "sharded"),
+    "mixtral": (Kind("mixtral"), "alone"),
+    "peft": (Kind("llama reentrant", inner="lora"), "alone"),
+    # What is in the blocks.
+    "lora": (Kind(inner="lora"), "alone replicated sharded"),
+    "lora, reentrant": (Kind("reentrant", inner="lora"), "alone replicated"),
+    "experts": (Kind(inner="experts"), "alone replicated sharded"),
+    "nested": (Kind(inner="nested"), "alone sharded"),
+    "frozen and tied": (Kind(frozen=True, tied=True), "replicated sharded"),
+    "compiled inside": (Kind(compiles="inside"), "alone sharded"),
+    "compiled around": (Kind(compiles="around"), "alone replicated"),
+    # How they are trained.
+    "micro-batches, clipped": (Kind(micro_batches=3, clips=True), "alone replicated sharded copies"),
+    "autocast": (Kind(autocast=True), "alone replicated"),
+    "evaluation in between": (Kind(between="evaluation"), "alone sharded"),
+    "two passes, then one back": (Kind(between="two passes"), "alone replicated sharded"),
+    "saved and resumed": (Kind(between="resumed"), "alone replicated sharded"),
+    "static graph": (Kind(static_graph=True), "replicated"),
+    "static graph, resumed": (Kind(static_graph=True, between="resumed"), "replicated"),
+    "buckets cut anew": (Kind(also=BUCKETS), "replicated"),
+    "merged and kept units": (Kind(also=UNITS), "sharded"),
+    "the same, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
+}
+CASES = [
+    pytest.param(
+        replace(kind, ranks=each),
+        id=f"{name} {each}",
+        marks=[needs("peft")] * (name == "peft")
+        + [needs("transformers")] * (kind.way.split()[0] in ("gpt2", "llama", "mixtral")),
+    )
+    for name, (kind, ranks) in KINDS.items()
+    for each in ranks.split()
+]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_any_sequence(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> None:
+    asked = kind, request.node.name, str(tmp_path)
+    if kind.ranks == "alone":
+        assert differs(*asked) == ""
+        return
+    pool = request.getfixturevalue("four_ranks" if kind.ranks == "copies" else "two_ranks")
+    assert pool.run(differs, *asked) == [""] * pool.world_size
