@@ -87,13 +87,14 @@ class Configuration(Knobs):
         return {name: v for name, v in self.values.items() if name in usual or self._uses(name)}
 
     def __str__(self) -> str:
-        """Say how the buckets are cut, then the knobs that are not at their defaults."""
+        """Say how the buckets are cut, then the knobs that are not at their defaults. Where only
+        what is computed is not as by default, say that: there may be no buckets."""
         cuts = [name for name, knob in KNOBS.items() if knob.cuts and self._uses(name)]
+        ways = [name for name, knob in KNOBS.items() if not knob.cuts and self._uses(name)]
         if self.buckets:
             cuts = ["buckets"]  # The sizes are not used.
-        elif "bucket_bytes" not in cuts:
-            cuts = ["bucket_bytes", *cuts]
-        ways = [name for name, knob in KNOBS.items() if not knob.cuts and self._uses(name)]
+        elif cuts or not ways or any(not KNOBS[name].computes for name in ways):
+            cuts = ["bucket_bytes", *(name for name in cuts if name != "bucket_bytes")]
         return ", ".join(KNOBS[name].told(getattr(self, name)) for name in [*cuts, *ways])
 
     def _uses(self, name: str) -> bool:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
 from bagua_client.agent.correspondence import Correspondence
-from bagua_client.agent.job import name_of, nothing_to_try
+from bagua_client.agent.job import name_of, nothing_to_try, tell_left_alone
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
@@ -240,9 +240,3 @@ def _not_for(tunable: Tunable, allowed: Set[str]) -> list[str]:
         if tunable.offer.kind not in kinds:
             found.append(f"algorithm {name}: it is for {' and '.join(kinds)} models")
     return found
-
-
-def tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
-    """Say on rank 0 why some settings stay as they are, if any do."""
-    if reasons and tunable.communicator.rank == 0:
-        announce(logger, "autotune leaves some settings alone: %s", "; ".join(reasons))

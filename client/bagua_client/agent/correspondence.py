@@ -12,6 +12,7 @@ from bagua_client.agent.job import (
     describe_job,
     is_warming_up,
     nothing_to_try,
+    tell_left_alone,
     without_unwatched,
 )
 from bagua_client.agent.report import Report, gathered
@@ -72,6 +73,7 @@ class Correspondence:
         self.job, self._file = job, file
         self._handover = handover
         self._turn = turn
+        self._told = tunable.offer.recomputed.left_alone
         self._reporter: Reporter | None = None
         self._disturbed = False
 
@@ -100,6 +102,8 @@ class Correspondence:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self.job, self._file)
+            if (why := self._tunable.offer.recomputed.left_alone) != self._told:
+                tell_left_alone(self._tunable, [why])  # The first steps have shown it.
             count = self._measurement.count
             self._reporter = Reporter(environment, description, self._handover, count)
         self._reporter.look(reductions)

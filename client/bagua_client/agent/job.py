@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bagua_client.announcement import announce
 from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -26,6 +27,7 @@ from bagua_wire.knobs import ALLOWED_WORDS, domains
 
 logger = logging.getLogger(__name__)
 
+NO_BLOCKS = "no block of the model is recomputed in a way that can be switched"
 LONGEST_RANKS = 40
 """Characters of a list of ranks in a job's name."""
 
@@ -74,13 +76,19 @@ def without_unwatched(environment: Environment, knows_losses: bool) -> Environme
 
 
 def nothing_to_try(tunable: Tunable, allowed: Collection[str]) -> str:
-    """Why nothing can be tried on a single rank, which communicates nothing; empty: something can,
-    or may turn out to be possible in the first steps."""
+    """Why nothing can be tried where nothing is sent; empty: something can, or may turn out to be
+    possible in the first steps."""
     offer = tunable.offer
     is_known = tunable.order_is_agreed or not tunable.recomputation
-    if tunable.communicator.world_size > 1 or not is_known or offer.has_choice(allowed):
+    if not (offer.is_alone and is_known) or offer.has_choice(allowed):
         return ""
-    return "; ".join([NOBODY_ELSE, *offer.reasons()])
+    return "; ".join([NOBODY_ELSE, *(offer.reasons() or [NO_BLOCKS])])
+
+
+def tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
+    """Say on rank 0 why some settings stay as they are, if any do."""
+    if reasons and tunable.communicator.rank == 0:
+        announce(logger, "autotune leaves some settings alone: %s", "; ".join(reasons))
 
 
 def is_warming_up(tunable: Tunable, environment: Environment) -> bool:

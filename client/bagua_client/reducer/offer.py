@@ -60,7 +60,7 @@ class ReplicatedOffer(Offer):
         )
         told = obstacle and f"explicit buckets and a last bucket of its own: {obstacle}"
         is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
-        rows = {
+        return {
             "bucket_bytes": Limit(sizes),
             "hierarchical": Limit(self._ways(), fewest=1),
             "channels": Limit(self._channels(), self._why_one_channel(), fewest=1),
@@ -70,10 +70,6 @@ class ReplicatedOffer(Offer):
             "algorithm": Limit(left_alone=describe_hook(self.hook) if self.hook else ""),
             "buckets": Limit(left_alone=told, cannot=only((), uneven)),
         }
-        if self.communicator.world_size == 1:
-            # Of what nothing is sent by, nothing is tried.
-            rows = {name: row._replace(values=(), left_alone="") for name, row in rows.items()}
-        return rows
 
     def table(self) -> dict[str, Limit]:
         """Beside a hook of the training's own only the sizes of buckets can be changed, and under

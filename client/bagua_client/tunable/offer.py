@@ -83,12 +83,19 @@ class Offer(ABC):
         default = getattr(self.default, knob)
         return [default, *(value for value in tried if value != default)]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether a single rank trains the model: of what nothing is sent by, nothing is tried."""
+        return self.communicator.world_size == 1
+
     def table(self) -> dict[str, Limit]:
         """A row for each knob that such models have."""
         rows = {**self.limits(), RECOMPUTED_KNOB: self.recomputed}
         for name, knob in KNOBS.items():
             if self.kind in knob.models and name not in rows:
                 rows[name] = Limit(self.first(name, knob.kind.tried))
+            if self.is_alone and name in rows and not knob.computes:
+                rows[name] = rows[name]._replace(values=(), left_alone="")
         return rows
 
     def reasons(self) -> list[str]:
@@ -98,7 +105,7 @@ class Offer(ABC):
     @property
     def bucket_bytes(self) -> tuple[int, int] | None:
         """The smallest and the largest size of a bucket that is tried; None: there are none."""
-        row = self.limits().get("bucket_bytes")
+        row = self.table().get("bucket_bytes")
         return None if row is None or not row.values else (int(row.values[0]), int(row.values[-1]))
 
     @property
@@ -114,13 +121,11 @@ class Offer(ABC):
             allowed: the values that the user allows although they change the numbers.
         """
         found: dict[str, Sequence[Value]] = {}
-        if self.communicator.world_size == 1:
-            # What may travel in fewer bits, or not at all, does not travel.
-            allowed = [each for each in allowed if each in KNOBS]
         for name, row in self.table().items():
             tried, fewest = [value for value in row.values if not row.cannot(value)], row.fewest
             if name == "algorithm":
-                choices = [each for each in self.algorithms(allowed) if not row.cannot(each.name)]
+                listed = () if self.is_alone else allowed
+                choices = [each for each in self.algorithms(listed) if not row.cannot(each.name)]
                 tried = [each.name for each in choices]
                 # Buckets do not matter to an algorithm that communicates weights. The service must
                 # be told its name to know that, even when there is no other choice.

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel, Tuning, tune
@@ -183,6 +184,22 @@ def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
         "autotune leaves some settings alone: the training's communication hook allreduce_hook "
         "carries the buckets, so only their sizes are tuned"
     )
+
+
+def _seen_in_the_first_steps() -> list[str]:
+    with _autotune() as lines:
+        block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model = DistributedDataParallel(nn.Sequential(checkpoint_wrapper(block), nn.Linear(4, 4)))
+        for _ in range(40):
+            model(torch.ones(2, 4)).sum().backward()
+            time.sleep(0.005)
+        return [line for line in lines if "alone" in line]
+
+
+def test_what_the_first_steps_show_is_said(two_ranks: RankPool) -> None:
+    (line,), nothing = two_ranks.run(_seen_in_the_first_steps)
+    assert nothing == []
+    assert line.startswith("autotune leaves some settings alone: recomputed blocks: blocks write")
 
 
 def _lists(algorithms: str, folder: str = "") -> list[str]:

@@ -13,11 +13,13 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 import bagua_client
 from bagua_client.agent import job
 from bagua_client.agent.job import describe_job, nothing_to_try
+from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.environment import Environment
 from bagua_client.integrations import distributed_data_parallel
 from tests.client.single.models import BLOCKS, WIDTH, Model, Training
 from tests.ranks import RankPool
 
+REASON = f"{NOBODY_ELSE}; {job.NO_BLOCKS}"
 ALLOWED = frozenset({"bytegrad", "bf16"})
 
 
@@ -36,7 +38,7 @@ def _wrapped(recomputes: bool) -> tuple[str, str, Any]:
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_wrapper_of_one_rank_offers_no_buckets(one_rank: RankPool, recomputes: bool) -> None:
     ((first, later, knobs),) = one_rank.run(_wrapped, recomputes)
-    said = "" if recomputes else "a single rank communicates nothing"
+    said = "" if recomputes else REASON
     assert (first, later) == (said, said)
     assert list(knobs) == (["recomputed_blocks"] if recomputes else [])
 
@@ -64,7 +66,7 @@ def test_a_model_with_nothing_to_try_is_left_as_it_was(
     ours: Any = bagua_client.tune(nn.Linear(WIDTH, 1))
     ours(torch.ones(1, WIDTH)).sum().backward()
     assert ours.tuning.state == "off"
-    assert ours.tuning.reason == "a single rank communicates nothing"
+    assert ours.tuning.reason == REASON
     assert not ours._forward_hooks
     assert not ours._forward_pre_hooks
 

@@ -7,12 +7,13 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import bagua_client
 from bagua_client import Configuration
@@ -24,20 +25,37 @@ PLAN = {1: BLOCKS, 4: 2, 5: 0, 7: 3, 8: BLOCKS, 9: 1}
 STEPS = 12
 
 
-def compiled(model: nn.Module) -> Any:
-    return torch.compile(model, backend="eager")
-
-
-@pytest.mark.parametrize("called", [None, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_it_learns_what_it_would_have_learned(called: Callable[..., Any], parts: int) -> None:
-    untouched = Training(Model(), called, parts)
+def test_it_learns_what_it_would_have_learned(parts: int) -> None:
+    untouched = Training(Model(), parts=parts)
     expected = untouched.run(STEPS)
-    ours = Training(bagua_client.tune(Model()), called, parts)
-    plan = PLAN if called is None else {}
-    assert ours.run(STEPS, plan) == expected
+    ours = Training(bagua_client.tune(Model()), parts=parts)
+    assert ours.run(STEPS, PLAN) == expected
     weights = untouched.model.state_dict()
     assert all(torch.equal(weights[n], w) for n, w in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_is_compiled_as_one_is_left_alone_and_not_compiled_again(
+    fullgraph: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    for make in (lambda model: model, bagua_client.tune):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        compiled = partial(torch.compile, backend=counter, fullgraph=fullgraph)
+        training = Training(make(Model()), compiled)
+        losses = training.run(2)
+        if make is bagua_client.tune:
+            ours: Any = training.model
+            assert ours.reconfigure(ours.configuration)
+            losses += training.run(4)
+            assert not ours.reconfigure(Configuration(recomputed_blocks=1))
+            assert "the whole model is compiled as one" in caplog.text
+        else:
+            losses += training.run(4)
+        found.append((losses + training.run(2), counter.frame_count))
+    assert found[0] == found[1]
 
 
 def test_a_change_is_in_force_from_the_next_forward_pass_for_training_on() -> None:
@@ -52,7 +70,7 @@ def test_a_change_is_in_force_from_the_next_forward_pass_for_training_on() -> No
     assert recomputation.recomputed == BLOCKS
     training.step(4)
     assert recomputation.recomputed == 1
-    assert ours.configuration.recomputed_blocks == 1
+    assert str(ours.configuration) == "1 blocks recomputed"
 
 
 def test_steps_are_counted_where_backward_passes_end() -> None:

@@ -80,3 +80,16 @@ def test_what_changes_the_numbers_is_tried_only_where_it_is_allowed() -> None:
 def test_a_knob_of_other_models_is_refused() -> None:
     with pytest.raises(ValueError, match="replicated models do not have the knob kept_units"):
         _offer().check(Configuration(kept_units=1))
+
+
+def test_of_what_nothing_is_sent_by_a_single_rank_tries_nothing() -> None:
+    offer = Made(
+        default=Configuration(),
+        communicator=cast(Any, SimpleNamespace(world_size=1)),
+        algorithms=lambda allowed: [find(name) for name in ("gradient_allreduce", *allowed)],
+        rows={"channels": Limit((1, 2), f"one channel: {WHY}")},
+        recomputed=Limit((4, 2, 0), changes=WHY),
+    )
+    assert (offer.reasons(), offer.bucket_bytes, offer.values(["bytegrad"])) == ([], None, {})
+    assert offer.values(["bytegrad", "recomputed_blocks"]) == {"recomputed_blocks": [4, 2, 0]}
+    assert offer.has_choice(["recomputed_blocks"])

@@ -44,7 +44,10 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     "compiled inside": (Kind(compiles="inside"), "alone sharded"),
     "compiled around": (Kind(compiles="around"), "alone replicated"),
     # How they are trained.
-    "micro-batches, clipped": (Kind(micro_batches=3, clips=True), "alone replicated sharded copies"),
+    "micro-batches, clipped": (
+        Kind(micro_batches=3, clips=True),
+        "alone replicated sharded copies",
+    ),
     "autocast": (Kind(autocast=True), "alone replicated"),
     "evaluation in between": (Kind(between="evaluation"), "alone sharded"),
     "two passes, then one back": (Kind(between="two passes"), "alone replicated sharded"),
