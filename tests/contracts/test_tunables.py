@@ -1,4 +1,4 @@
-"""The three kinds of models that we change keep what every one must."""
+"""The four kinds of models that we change keep what every one must."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
@@ -23,6 +24,7 @@ from bagua_client.torch_private import merged_units
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.merged_units import MergedUnits, why_not
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.tunable.recomputed_blocks import Block
 from bagua_client.zero.buckets import Buckets
 from tests.client.sharded import models as sharded
 from tests.client.zero import models as zero
@@ -50,6 +52,21 @@ def failing(
     return mock.patch.object(owner, name, fail)
 
 
+KEPT: dict[str, Any] = {"recomputed_blocks": 0}
+SWITCHED = "while blocks are switched"
+
+
+def switching() -> AbstractContextManager[Any]:
+    """The second block cannot be switched; the first one has been."""
+    return failing(Block, "keep", 2)
+
+
+def _blocks() -> list[nn.Module]:
+    """Whose dropout draws random numbers."""
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1)) for _ in range(2)]
+    return [*blocks, nn.Linear(WIDTH, WIDTH)]
+
+
 class Replicated:
     """Under DistributedDataParallel, with two micro-batches."""
 
@@ -57,7 +74,7 @@ class Replicated:
 
     def __init__(self, is_tuned: bool) -> None:
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        layers = nn.Sequential(*map(checkpoint_wrapper, _blocks()))
         wrapper = bagua_client.DistributedDataParallel if is_tuned else Stock
         self.model: Any = wrapper(layers, gradient_as_bucket_view=dist.get_rank() == 0)
         self._optimizer = torch.optim.SGD(layers.parameters(), 0.05, momentum=0.5)
@@ -81,6 +98,7 @@ class Replicated:
             "torch's reducer": lambda: failing(dist, "Reducer", 1),
             # At the end of the step after ours, when torch has agreed on its buckets.
             "torch's cut": lambda: failing(torchs, "rebuild", 1, is_done=True),
+            SWITCHED: switching,
         }[place]()
 
     def end(self) -> None:
@@ -93,6 +111,9 @@ REPLICATED = [
     *(Lost(FIRST, place, rank=0) for place in ("new reducer", "torch's reducer", "torch's cut")),
     *(Lost(BY_NODE, place, 3, earlier=FIRST) for place in ("new reducer", "torch's cut")),
     Lost({**BY_NODE, "hierarchical": "leaders", "channels": 2}, "torch's reducer", 1),
+    Lost(KEPT, SWITCHED, 2),
+    Lost({**BY_NODE, **KEPT}, SWITCHED, 1, earlier={**FIRST, "recomputed_blocks": 2}),
+    Lost({**FIRST, **KEPT}, "new reducer", 3, earlier={"recomputed_blocks": 1}),
 ]
 
 
@@ -102,6 +123,7 @@ class TestReplicated(TunableContract):
     refused = (
         ({"kept_units": 1}, "replicated models do not have the knob kept_units"),
         ({"algorithm": "quantized"}, "quantized is for sharded models"),
+        (KEPT, "what its blocks would keep is known after the first steps"),
     )
     different = {"bucket_bytes": 1}, {"bucket_bytes": 2048}
 
@@ -114,7 +136,55 @@ class TestReplicated(TunableContract):
         return request.param
 
 
-KIND = sharded.Kind(micro_batches=(2,), awaits="", clips=True)
+class Single:
+    """By one process, with two micro-batches."""
+
+    tolerance = 0.0
+
+    def __init__(self, is_tuned: bool) -> None:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*map(checkpoint_wrapper, _blocks()))
+        self.model: Any = bagua_client.tune(layers) if is_tuned else layers
+        self._optimizer = torch.optim.SGD(layers.parameters(), 0.05, momentum=0.5)
+
+    def step(self, number: int) -> float:
+        torch.manual_seed(number)
+        self._optimizer.zero_grad()
+        for _ in range(2):
+            loss = self.model(torch.randn(3, WIDTH)).square().mean()
+            loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self.model.named_parameters()}
+
+    def trouble(self, place: str) -> AbstractContextManager[Any]:
+        return switching()
+
+    def end(self) -> None:
+        return
+
+
+class TestSingle(TunableContract):
+    training = Single
+    refused = (
+        ({"channels": 2}, "single models do not have the knob channels"),
+        ({"recomputed_blocks": 4}, "4 blocks cannot be recomputed, as the training recomputes 3"),
+        (KEPT, "what its blocks would keep is known after the first steps"),
+    )
+    test_ranks_that_are_told_different_things_stay_with_the_default = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def ranks(self, one_rank: RankPool) -> RankPool:
+        return one_rank
+
+    @pytest.fixture(params=[{}, {"recomputed_blocks": 2}], ids=str)
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return Lost(KEPT, SWITCHED, 0, earlier=request.param)
+
+
+KIND = sharded.Kind(micro_batches=(2,), awaits="", clips=True, checkpoints=True)
 
 
 class Sharded:
@@ -156,6 +226,7 @@ class Sharded:
             "before units are merged": lambda: failing(MergedUnits, "_join", 1),
             "while units are merged": lambda: failing(MergedUnits, "_join", 2),
             "while hooks are set": lambda: failing(merged_units, "_hook", 1, is_done=True),
+            SWITCHED: switching,
         }[place]()
 
     def end(self) -> None:
@@ -166,6 +237,8 @@ class Sharded:
 CHANGES: dict[str, dict[str, Any]] = {
     "keep": {"kept_units": 4, "kept_over_micro_batches": "on"},
     "merge": {"bucket_bytes": 700},
+    "recompute": {"recomputed_blocks": 1},
+    "recompute-and-merge": {"recomputed_blocks": 0, "bucket_bytes": 700, "kept_units": 2},
     "stripe": {"channels": 4},
     "own-scatter-group": {"scatter_group": "own"},
     "striped-own-scatter-group": {"channels": 4, "scatter_group": "own"},
@@ -174,7 +247,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 EARLIER: list[dict[str, Any]] = [
     {},
-    {"bucket_bytes": 5000, "kept_units": 4, "channels": 2, "kept_over_micro_batches": "on"},
+    {
+        **{"bucket_bytes": 5000, "kept_units": 4, "channels": 2},
+        **{"kept_over_micro_batches": "on", "recomputed_blocks": 3},
+    },
 ]
 MAKES_GROUPS = ("stripe", "own-scatter-group", "striped-own-scatter-group")
 PLACES = {
@@ -188,8 +264,9 @@ PLACES = {
     "after it is put": CHANGES,
     "while units are kept": CHANGES,
     "before units are merged": ("merge",),
-    "while units are merged": ("merge",),
+    "while units are merged": ("merge", "recompute-and-merge"),
     "while hooks are set": ("merge",),
+    SWITCHED: ("recompute", "recompute-and-merge"),
 }
 CASES = [(place, change) for place, changes in PLACES.items() for change in changes]
 FIRST_OF_EACH = [(place, next(iter(changes))) for place, changes in PLACES.items()]
@@ -240,7 +317,7 @@ class Zero:
     tolerance = 0.0
 
     def __init__(self, stage: int, is_tuned: bool) -> None:
-        self._kind = zero.Kind(stage)
+        self._kind = zero.Kind(stage, checkpoints=True)
         engine = zero.engine_of(self._kind)
         self.model: Any = bagua_client.tune(engine) if is_tuned else engine
 
@@ -251,7 +328,7 @@ class Zero:
         return zero.state_of(self.model)
 
     def trouble(self, place: str) -> AbstractContextManager[Any]:
-        return failing(Buckets, place, 1)
+        return switching() if place == SWITCHED else failing(Buckets, place, 1)
 
     def end(self) -> None:
         self.model.destroy()
@@ -271,9 +348,9 @@ class TestZero2(TunableContract):
     def ranks(self, two_ranks: RankPool) -> RankPool:
         return two_ranks
 
-    @pytest.fixture
-    def lost(self) -> Lost:
-        return Lost({"bucket_bytes": 4 * 600}, "put")
+    @pytest.fixture(params=["put", SWITCHED])
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return Lost({"bucket_bytes": 4 * 600, **KEPT}, request.param)
 
 
 class TestZero3(TestZero2):

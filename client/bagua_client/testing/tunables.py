@@ -66,8 +66,13 @@ class _Asked:
     def __init__(self, make: Callable[[bool], TunedTraining], is_tuned: bool = True) -> None:
         self._training = make(is_tuned)
         self.losses = [self._training.step(0)]
-        self.default = self._training.model.configuration if is_tuned else Configuration()
         self.trouble = self._training.trouble
+
+    @property
+    def default(self) -> Configuration:
+        """As it is once ours has looked at the model, which is when a change is asked for first."""
+        found: Configuration = self._training.model.tuning.default
+        return found
 
     def ask(self, **changes: Any) -> bool:
         return bool(self._training.model.reconfigure(replace(self.default, **changes)))
@@ -111,7 +116,7 @@ class _Lines(logging.Handler):
         logging.getLogger("bagua_client").removeHandler(self)
 
 
-CHANGED_AT, FAILS_AT, AGAIN_AT, BACK_AT, ENDS_AT = 3, 5, 7, 10, 12
+CHANGED_AT, FAILS_AT, AGAIN_AT, BACK_AT, ENDS_AT = 4, 6, 8, 11, 13
 
 
 def _one_fails(make: Callable[[bool], TunedTraining], lost: Lost) -> tuple[str, bool, list[str]]:

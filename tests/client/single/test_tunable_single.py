@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import bagua_client

@@ -28,8 +28,17 @@ OF_STAGE_3: dict[int, dict[str, Any]] = {
     5: {},
     6: {"bucket_bytes": 4 * 100, "prefetch_bytes": 4 * 100},
 }
+RECOMPUTED: dict[int, dict[str, Any]] = {
+    0: {},
+    3: {"recomputed_blocks": 1},
+    4: {"recomputed_blocks": 0, "bucket_bytes": 4 * 600},
+    5: {},
+    6: {"recomputed_blocks": 2, "bucket_bytes": 1},
+    7: {"recomputed_blocks": 0},
+}
 KINDS = {
     "stage-1": Kind(stage=1),
+    "stage-1-recomputed": Kind(1, checkpoints=True),
     "stage-1-overlapped-micro-batches": Kind(1, micro_batches=3, zero={"overlap_comm": True}),
     "stage-2": Kind(),
     "overlapped": Kind(zero={"overlap_comm": True}),
@@ -39,10 +48,10 @@ KINDS = {
     "all-reduced": Kind(zero={"reduce_scatter": False}),
     "round-robin": Kind(zero={"round_robin_gradients": True}),
     "bfloat16": Kind(config={"bf16": {"enabled": True}, "gradient_clipping": 0.5}),
-    "checkpoints-and-frozen": Kind(checkpoints=True, frozen=True),
+    "stage-2-recomputed-and-frozen": Kind(checkpoints=True, frozen=True),
     "stage-3": Kind(stage=3),
     "stage-3-bfloat16": Kind(3, config={"bf16": {"enabled": True}, "gradient_clipping": 0.5}),
-    "stage-3-micro-batches": Kind(3, micro_batches=2, checkpoints=True, frozen=True),
+    "stage-3-recomputed": Kind(3, micro_batches=2, checkpoints=True, frozen=True),
 }
 
 
@@ -50,4 +59,5 @@ KINDS = {
 def test_any_changes(two_ranks: RankPool, name: str) -> None:
     kind = KINDS[name]
     changes = OF_STAGE_3 if kind.stage == 3 else SEQUENCE
+    changes = RECOMPUTED if kind.checkpoints else changes
     assert two_ranks.run(differs, kind, changes) == ["", ""]

@@ -26,12 +26,13 @@ from bagua_client.sharded.traffic import Traffic
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
 from tests.e2e.programs.training import Lines
 
-KIND = Kind()
-DEFAULT = Configuration(360)
+KIND = Kind(checkpoints=True)
+DEFAULT = Configuration(360, recomputed_blocks=KIND.blocks)
 """A block of these models has so many bytes."""
 CHANGES = {
     "keep": replace(DEFAULT, kept_units=4, kept_over_micro_batches="on"),
     "merge": replace(DEFAULT, bucket_bytes=5000),
+    "recompute": replace(DEFAULT, recomputed_blocks=1),
     "stripe": replace(DEFAULT, channels=4),
     "own-scatter-group": replace(DEFAULT, scatter_group="own"),
     "precision": replace(DEFAULT, wire_precision="bf16"),

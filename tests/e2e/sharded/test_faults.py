@@ -93,7 +93,7 @@ def test_a_rank_that_stands_still_in_a_backward_pass_of_each_kind(
     [
         # Of more than a few the ranks would say that they disagree too often.
         ("put", ("keep", "merge", "stripe")),
-        ("put", ("own-scatter-group", "precision", "eight-bits")),
+        ("put", ("own-scatter-group", "precision", "eight-bits", "recompute")),
         ("groups", ("stripe", "own-scatter-group")),
     ],
 )
@@ -119,6 +119,7 @@ def test_a_rank_that_cannot_make_a_change_takes_all_back(
         ("own-scatter-group", "put", 1),
         ("stripe", "groups", 1),
         ("merge", "scatter", 0),
+        ("recompute", "scatter", 1),
     ],
 )
 def test_when_a_rank_is_killed_the_other_ends(
@@ -147,7 +148,7 @@ def test_the_service_may_be_gone_in_a_change(
 
     port = 0
     training: Future[list[Report]] | None = None
-    for name in ("keep", "stripe"):  # Without other process groups, and with them.
+    for name in ("keep", "recompute", "stripe"):  # The last one has other process groups.
         change = CHANGES[name]
         # Of one trial, which does not end.
         service = ScriptedService([[change.to_json()] * 2], steps=10**6, port=port)

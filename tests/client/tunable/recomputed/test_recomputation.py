@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bagua_client.torch_private import checkpointing as torchs
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.recomputation import Recomputation
 from tests.client.tunable.recomputed.models import (
