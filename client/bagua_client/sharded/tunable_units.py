@@ -270,7 +270,7 @@ class TunableUnits(ChangedTogether):
 
     def _put(self, layout: Layout) -> None:
         algorithm = self._planned(layout.configuration)
-        is_open = self._passes.are_open or self.observers.has_failed  # Then it is not known.
+        is_open = self._passes.open > 0 or self.observers.has_failed  # Then it is not known.
         self._held.settings.put(layout, algorithm, is_open)
         self.recomputation.put(layout.configuration.recomputed_blocks)
 

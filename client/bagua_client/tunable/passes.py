@@ -36,9 +36,9 @@ class Passes:
         self._held = [*self._still_open(), weakref.ref(made)]
 
     @property
-    def are_open(self) -> bool:
-        """Whether a backward pass may come through one of them for the first time."""
-        return bool(self._still_open())
+    def open(self) -> int:
+        """Through how many of them a backward pass may yet come for the first time."""
+        return len(self._still_open())
 
     def _still_open(self) -> list[weakref.ref[_Pass]]:
         held = [(reference, reference()) for reference in self._held]

@@ -5,7 +5,8 @@ is seen in the first steps. The last blocks are the first to keep theirs: the ba
 with them, so theirs are held for the shortest time, and the last one's are there anyway.
 
 What a block keeps is known of the batches that were seen. A larger batch is recomputed as the
-training has said, on this rank alone, as nothing of it travels.
+training has said, on this rank alone, as nothing of it travels; and so is another forward pass
+before the backward pass than there ever was.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.recomputed_blocks import WHOLE, Block, blocks_of
+from bagua_client.tunable.passes import Passes
+from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_wire.knobs import ALL_BLOCKS
 
 SHARES_KEPT = (0.25, 0.5, 0.75, 1.0)
@@ -34,6 +36,7 @@ COMPILED = (
     "blocks are compiled together with what recomputes them, which rounds 16-bit numbers otherwise "
     "than without; BAGUA_AUTOTUNE_ALLOW=recomputed_blocks allows that"
 )
+NOT_CALLED = "no forward pass for training was seen: the whole model may be compiled as one"
 NOT_SEEN = "not every block was recomputed in the first steps"
 NOT_MEASURED = "blocks are compiled with what recomputes them, so what they would keep is not seen"
 WRITES = "blocks write buffers, twice where they are recomputed"
@@ -53,10 +56,12 @@ class Recomputation:
         observers: by way of which its passes are watched.
         allocated_bytes: what is allocated on its device now; None: nobody knows, and memory is no
             limit.
+        fits: whether the number of blocks in force does, by what is known of them by now.
 
     Attributes:
         recomputed: how many of the blocks are, from the first on.
-        was_held_back: whether all were, for a larger batch, since somebody set this to False.
+        was_held_back: whether all were, for a larger batch or another pass, since somebody set this
+            to False.
         has_varied: whether batches of several sizes were seen.
         handles: of ours among the hooks of the model and its modules.
     """
@@ -66,8 +71,9 @@ class Recomputation:
         model: torch.nn.Module,
         observers: Observers,
         allocated_bytes: Callable[[], int] | None = None,
+        fits: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._observers, self._allocated_bytes = observers, allocated_bytes
+        self._observers, self._allocated_bytes, self._fits = observers, allocated_bytes, fits
         nothing: tuple[list[Block], str] = ([], "")
         self._blocks, self._left_alone = seen(lambda: blocks_of(model), nothing)
         self.recomputed = len(self._blocks)
@@ -75,6 +81,7 @@ class Recomputation:
         self._is_16_bits = seen(lambda: any(p.element_size() < 4 for p in model.parameters()), True)
         self._hindrance = ""
         self._largest: dict[str, tuple[int, int]] = {}
+        self._passes, self._most_open = Passes(), 1
         self._before: list[Any] = []
         self._is_seen = False
         self.handles: list[RemovableHandle] = []
@@ -136,9 +143,9 @@ class Recomputation:
         return next(count for count in counts if self.kept_bytes(count) <= max(free_bytes, 0))
 
     def kept_bytes(self, count: int) -> int:
-        """What all blocks keep for their backward pass beyond the first ``count``, at most."""
+        """What all blocks keep for their backward passes beyond the first ``count``, at most."""
         kept = self._blocks[count:] if count != ALL_BLOCKS else ()
-        return sum(block.kept_bytes for block in kept)
+        return self._most_open * sum(block.kept_bytes for block in kept)
 
     @property
     def is_known(self) -> bool:
@@ -159,10 +166,11 @@ class Recomputation:
         if self._is_known:
             return
         self._is_known = True
-        self._let_go(self.handles[bool(self._blocks) :])
-        if self._blocks and not self._is_seen:
-            self._hindrance = WHOLE
-        elif self._blocks:
+        if not self._blocks:
+            self._let_go()
+        elif not self._is_seen:
+            self._hindrance = self._hindrance or NOT_CALLED
+        else:
             self._hindrance = self._hindrance or self._why_not_known()
             self._switch()
 
@@ -179,13 +187,12 @@ class Recomputation:
         self.put(ALL_BLOCKS)
         if self._is_seen:
             self._switch()
-        self._let_go(self.handles)
+        self._let_go()
         self._blocks.clear()
 
-    def _let_go(self, handles: Sequence[RemovableHandle]) -> None:
-        for handle in handles:
-            handle.remove()
-        self.handles = [each for each in self.handles if each not in handles]
+    def _let_go(self) -> None:
+        while self.handles:
+            self.handles.pop().remove()
 
     def _switch(self) -> None:
         self._is_held_back = False
@@ -204,8 +211,7 @@ class Recomputation:
     def _begins(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        # Where the compiler follows the model, there must be nothing for it to follow here.
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        if _is_of_training(model):
             self._observers.call(self._pass_begins, model, args, kwargs)
 
     def _pass_begins(
@@ -214,15 +220,20 @@ class Recomputation:
         if is_in_backward():
             self._hindrance = OUTER
             return
-        is_larger = self._is_larger(args, kwargs)
+        is_new = self._is_larger(args, kwargs) | self._are_more()
         if not self._is_known:
             self._see(model)
-        elif is_larger and self.recomputed < len(self._blocks):
+        elif is_new and self.recomputed < len(self._blocks):
             if self._allocated_bytes is not None:
                 self.was_held_back = self._is_held_back = True
                 self._watch()
-        elif self._is_held_back:
+        elif self._is_held_back and any(b.was_measured for b in self._blocks) and self._fits():
             self._switch()
+
+    def _are_more(self) -> bool:
+        """Whether more passes than ever are open now, with the one that begins."""
+        before, self._most_open = self._most_open, max(self._most_open, self._passes.open + 1)
+        return self._most_open > before
 
     def _see(self, model: torch.nn.Module) -> None:
         """One of the first passes begins, and not in the compiler, which would compile it anew for
@@ -256,12 +267,14 @@ class Recomputation:
                 self._largest[name] = (max(now[0], most[0]), max(now[1], most[1]))
         return is_larger
 
-    def _ends(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
-        if not torch.compiler.is_compiling() and self._before and torch.is_grad_enabled():
-            self._observers.call(self._pass_ends)
+    def _ends(self, model: torch.nn.Module, _: Any, output: Any) -> None:
+        if _is_of_training(model) and not is_in_backward():
+            self._observers.call(self._passes.forward_ends, output)
+            if self._before:
+                self._observers.call(self._look_back)
 
-    def _pass_ends(self) -> None:
-        """Whether something of the pass forbids to switch the blocks."""
+    def _look_back(self) -> None:
+        """Whether something of the pass that ends forbids to switch the blocks."""
         (_, versions, random), self._before = self._before, []
         _, now_versions, now_random = self._state()
         if versions != now_versions:
@@ -283,6 +296,12 @@ class Recomputation:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             random.append(torch.cuda.get_rng_state())
         return [buffers, versions, random]
+
+
+def _is_of_training(model: torch.nn.Module) -> bool:
+    """Whether a pass of it is one of a training that Python makes: where the compiler follows the
+    model, there must be nothing for it to follow."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and model.training
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -30,13 +30,15 @@ class Block:
 
     Attributes:
         was_seen: whether a forward pass of it was.
+        was_measured: whether it was recomputed since it is watched.
         kept_bytes: what it keeps for its backward pass if it is not recomputed, as recomputing it
             has shown; 0: that is not known.
         hindrance: why it cannot be switched, as its passes have shown; empty: it can.
     """
 
     def __init__(self, way: torchs.Way, is_compiled: bool) -> None:
-        self.is_compiled, self.was_seen = is_compiled, False
+        self.is_compiled = is_compiled
+        self.was_seen = self.was_measured = False
         self.kept_bytes, self.hindrance = 0, ""
         self._way = way
         self._handles: list[RemovableHandle] = []
@@ -68,6 +70,7 @@ class Block:
         """
         given = self._way.given
         self._set(given)
+        self.was_measured = False
         if self.is_compiled:
             return
         if callable(given):
@@ -95,9 +98,13 @@ class Block:
             try:
                 return function(*args, **kwargs)
             finally:  # Torch ends it by an exception once it has all that it needs.
-                self.kept_bytes = max(self.kept_bytes, allocated_bytes() - before)
+                self._keeps(allocated_bytes() - before)
 
         return call
+
+    def _keeps(self, size_bytes: int) -> None:
+        self.was_measured = True
+        self.kept_bytes = max(self.kept_bytes, size_bytes)
 
     def _watch_module(self, module: torch.nn.Module, allocated_bytes: Callable[[], int]) -> None:
         """Where torch recomputes it by calling the module."""
@@ -113,7 +120,7 @@ class Block:
         @untraced
         def ends(*_: Any) -> None:
             if before:
-                self.kept_bytes = max(self.kept_bytes, allocated_bytes() - before.pop())
+                self._keeps(allocated_bytes() - before.pop())
 
         self._handles = [
             # Before torch's own, in which what is saved is held back already.

@@ -62,7 +62,7 @@ class ChangedTogether(ABC):
         self.observers = Observers(communicator.rank)
         self.device_memory = memory_of(device)
         look = None if self.device_memory is None else self.device_memory.now_bytes
-        self.recomputation = Recomputation(model, self.observers, look)
+        self.recomputation = Recomputation(model, self.observers, look, self._fits)
         self.listener: Listener = NOBODY
         self.recut_seconds = 0.0
         self.vote_in(communicator.group, communicator.device)
@@ -151,6 +151,10 @@ class ChangedTogether(ABC):
     def recomputed(self) -> Limit:
         """The row of ``recomputed_blocks`` in the offer."""
         return self.recomputation.limit(None if self.memory is None else self.memory.free_bytes)
+
+    def _fits(self) -> bool:
+        """Whether what is in force may stay, by all that is known by now."""
+        return self.memory is None or self.memory.misfit(self.layout) is None
 
     # What a change is made of
 

@@ -50,7 +50,7 @@ def test_what_is_compiled_as_one_is_left_alone_and_not_compiled_again(
             assert ours.reconfigure(ours.configuration)
             losses += training.run(4)
             assert not ours.reconfigure(Configuration(recomputed_blocks=1))
-            assert "the whole model is compiled as one" in caplog.text
+            assert "the whole model may be compiled as one" in caplog.text
         else:
             losses += training.run(4)
         found.append((losses + training.run(2), counter.frame_count))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,10 +41,11 @@ def seen(
     model: nn.Module,
     step: Callable[[nn.Module], object] = lambda model: model(torch.randn(6, WIDTH)),
     allocated_bytes: Callable[[], int] | None = None,
+    fits: Callable[[], bool] = lambda: True,
 ) -> Recomputation:
     """What is known of a model after its first steps."""
     observers = Observers()
-    found = Recomputation(model, observers, allocated_bytes)
+    found = Recomputation(model, observers, allocated_bytes, fits)
     for _ in range(3):
         result = step(model)
         result.square().mean().backward()
@@ -127,6 +129,12 @@ def as_a_whole(model: nn.Module) -> torch.Tensor:
     return found
 
 
+def as_a_whole_reentrant(model: nn.Module) -> torch.Tensor:
+    values = torch.randn(6, WIDTH, requires_grad=True)
+    found: torch.Tensor = checkpoint(model, values, use_reentrant=True)
+    return found
+
+
 def of_older_transformers(function: Any) -> nn.Module:
     model = OfOlderTransformers(Kind("older transformers"))
     model._gradient_checkpointing_func = function
@@ -170,8 +178,13 @@ LEFT_ALONE: Mapping[str, tuple[Callable[[], nn.Module], Callable[..., Any] | Non
     "the model's own code": (lambda: OwnCode(ONCE), None, "the model's own code recomputes"),
     "own code, in groups": (lambda: InGroups(ONCE), None, "the model's own code recomputes"),
     "all of it": (lambda: Net(Kind()), as_a_whole, "recomputes the model as a whole"),
+    "all of it, reentrant": (lambda: Net(Kind()), as_a_whole_reentrant, "the model as a whole"),
     "in an older model": (lambda: of_older_transformers(own), None, "by own, which is not torch's"),
-    "compiled from outside": (lambda: Net(Kind()), compiled_outside, "the whole model is compiled"),
+    "compiled from outside": (
+        lambda: Net(Kind()),
+        compiled_outside,
+        "the whole model may be compiled",
+    ),
     "another's function": (lambda: with_own(own), None, "recomputed by own, which is not torch's"),
     "compiled as one": (compiled, None, "the whole model is compiled"),
 }
@@ -230,16 +243,27 @@ def test_nothing_can_be_set_before_it_is_known_what_forbids_it() -> None:
 
 
 @pytest.mark.parametrize("way", ["wrapper", "composable", "reentrant", "older transformers"])
-def test_what_is_forgotten_is_as_the_training_made_it(way: str) -> None:
+def test_by_default_blocks_are_as_the_training_made_them_and_once_forgotten_all(
+    way: str,
+) -> None:
     model = (OfOlderTransformers if way.startswith("older") else Net)(Kind(way))
-    before = [dict(vars(module)) for module in model.modules()]
+
+    def state_of(module: nn.Module) -> dict[str, Any]:
+        return {name: dict(v) if isinstance(v, dict) else v for name, v in vars(module).items()}
+
+    before = {module: state_of(module) for module in model.modules()}
+
+    def assert_untouched(modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            now, was = state_of(module), before[module]
+            assert now.keys() == was.keys()
+            assert all(now[name] is value or now[name] == value for name, value in was.items())
+
     found = seen(model)
+    assert_untouched(model.blocks.modules())
     found.put(1)
     found.forget()
-    for module, attributes in zip(model.modules(), before, strict=True):
-        now = vars(module)
-        assert now.keys() == attributes.keys()
-        assert all(now[name] is value or now[name] == value for name, value in attributes.items())
+    assert_untouched(model.modules())
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -330,7 +354,7 @@ def test_as_few_are_recomputed_as_fit() -> None:
 
 def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() -> None:
     model = Net(Kind(dropout=0.0), width=256)
-    paper = Paper()
+    paper, does_fit = Paper(), True
 
     def step(rows: int) -> int:
         """How many blocks ran again."""
@@ -348,7 +372,7 @@ def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() ->
         return count - BLOCKS
 
     with paper:
-        found = seen(model, lambda model: model(torch.randn(64, 256)), paper.now)
+        found = seen(model, lambda model: model(torch.randn(64, 256)), paper.now, lambda: does_fit)
     before = found.kept_bytes(0)
     found.put(1)
     assert step(64) == 1
@@ -358,7 +382,34 @@ def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() ->
     assert step(32) == 1
     with torch.no_grad():
         model(torch.randn(100, 256))
+    model.eval()(torch.randn(100, 256)).sum().backward()
+    model.train()
     assert step(100) == BLOCKS
+    does_fit = False
+    assert step(100) == step(32) == BLOCKS, "until it is known to fit"
+    does_fit = True
+    assert step(100) == 1
+
+
+def test_passes_that_are_open_at_once_are_taken_into_account() -> None:
+    model = Net(Kind(dropout=0.0), width=256)
+
+    def step(model: nn.Module, passes: int = 1) -> torch.Tensor:
+        return sum(model(torch.randn(64, 256)) for _ in range(passes))
+
+    paper = Paper()
+    with paper:
+        one = seen(model, step, paper.now)
+        kept_bytes = one.kept_bytes(0)
+        one.forget()
+        two = seen(model, partial(step, passes=2), paper.now)
+        assert two.kept_bytes(0) == pytest.approx(2 * kept_bytes, rel=0.1)
+        two.put(0)
+        step(model, 2).sum().backward()
+        assert not two.was_held_back
+        step(model, 3).sum().backward()
+        assert two.was_held_back
+        assert two.kept_bytes(0) == pytest.approx(3 * kept_bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("way", ["wrapper", "reentrant", "older transformers"])
