@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel as Stock
+from torch.utils.checkpoint import checkpoint
 
 from bagua_client import DistributedDataParallel, Tuning, tune
 from bagua_client.agent import admission
@@ -186,20 +187,33 @@ def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
     )
 
 
-def _seen_in_the_first_steps() -> list[str]:
+class _OwnCode(nn.Sequential):
+    def forward(self, values: torch.Tensor) -> Any:
+        for each in self:
+            values = checkpoint(each, values, use_reentrant=False)
+        return values
+
+
+def _seen_in_the_first_steps(has_own_code: bool) -> list[str]:
+    layers = nn.Linear(4, 4), nn.BatchNorm1d(4)
+    block = _OwnCode(*layers) if has_own_code else checkpoint_wrapper(nn.Sequential(*layers))
     with _autotune() as lines:
-        block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-        model = DistributedDataParallel(nn.Sequential(checkpoint_wrapper(block), nn.Linear(4, 4)))
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), block))
         for _ in range(40):
             model(torch.ones(2, 4)).sum().backward()
             time.sleep(0.005)
         return [line for line in lines if "alone" in line]
 
 
-def test_what_the_first_steps_show_is_said(two_ranks: RankPool) -> None:
-    (line,), nothing = two_ranks.run(_seen_in_the_first_steps)
+@pytest.mark.parametrize(
+    ("has_own_code", "why"), [(False, "blocks write buffers"), (True, "the model's own code")]
+)
+def test_what_the_first_steps_show_is_said(
+    two_ranks: RankPool, has_own_code: bool, why: str
+) -> None:
+    (line,), nothing = two_ranks.run(_seen_in_the_first_steps, has_own_code)
     assert nothing == []
-    assert line.startswith("autotune leaves some settings alone: recomputed blocks: blocks write")
+    assert line.startswith(f"autotune leaves some settings alone: recomputed blocks: {why}")
 
 
 def _lists(algorithms: str, folder: str = "") -> list[str]:

@@ -58,13 +58,18 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     "merged and kept units": (Kind(also=UNITS), "sharded"),
     "the same, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
 }
+BY_DEFAULT = ("wrapper", "micro-batches, clipped", "merged and kept units")
+"""On several ranks; by one process everything is quick."""
+
+
+def _marks(name: str, kind: Kind, ranks: str) -> list[pytest.MarkDecorator]:
+    lacking = [needs("peft")] * (name == "peft")
+    lacking += [needs("transformers")] * (kind.way.split()[0] in ("gpt2", "llama", "mixtral"))
+    return lacking + [pytest.mark.slow] * (ranks != "alone" and name not in BY_DEFAULT)
+
+
 CASES = [
-    pytest.param(
-        replace(kind, ranks=each),
-        id=f"{name} {each}",
-        marks=[needs("peft")] * (name == "peft")
-        + [needs("transformers")] * (kind.way.split()[0] in ("gpt2", "llama", "mixtral")),
-    )
+    pytest.param(replace(kind, ranks=each), id=f"{name} {each}", marks=_marks(name, kind, each))
     for name, (kind, ranks) in KINDS.items()
     for each in ranks.split()
 ]
