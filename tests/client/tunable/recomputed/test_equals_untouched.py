@@ -19,6 +19,10 @@ UNITS: tuple[Mapping[str, Any], ...] = (
     {"kept_units": 4, "bucket_bytes": 2**20, "channels": 2},
     {},
 )
+OVER_MICRO_BATCHES: tuple[Mapping[str, Any], ...] = (
+    {"kept_units": 4, "kept_over_micro_batches": "on"},
+    {},
+)
 BUCKETS: tuple[Mapping[str, Any], ...] = ({"bucket_bytes": 400}, {"channels": 2}, {})
 KINDS: Mapping[str, tuple[Kind, str]] = {
     # In what way they are recomputed.
@@ -56,7 +60,11 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     "static graph, resumed": (Kind(static_graph=True, between="resumed"), "replicated"),
     "buckets cut anew": (Kind(also=BUCKETS), "replicated"),
     "merged and kept units": (Kind(also=UNITS), "sharded"),
-    "the same, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
+    "kept over micro-batches": (
+        Kind(micro_batches=3, clips=True, also=OVER_MICRO_BATCHES),
+        "sharded",
+    ),
+    "merged and kept, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
 }
 BY_DEFAULT = ("wrapper", "micro-batches, clipped", "merged and kept units")
 """On several ranks; by one process everything is quick."""
