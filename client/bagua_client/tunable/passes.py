@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,15 +46,21 @@ class Passes:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """What a forward pass has computed, in whatever holds it."""
+    """The tensors in what a forward pass is given, or has computed."""
+    for _, tensor in named_tensors(value):
+        yield tensor
+
+
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The same, by their places in whatever holds them."""
+    inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, torch.Tensor):
-        yield value
+        yield name, value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
+        inner = value.items()
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
+        inner = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+        inner = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    for key, each in inner:
+        yield from named_tensors(each, f"{name}.{key}")

@@ -11,7 +11,7 @@ before the backward pass than there ever was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.passes import Passes
+from bagua_client.tunable.passes import Passes, named_tensors
 from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_wire.knobs import ALL_BLOCKS
 
@@ -38,6 +38,7 @@ COMPILED = (
 )
 NOT_CALLED = "no forward pass for training was seen: the whole model may be compiled as one"
 NOT_SEEN = "not every block was recomputed in the first steps"
+NOT_SIZED = "how large a batch is cannot be seen in what the model is called with"
 NOT_MEASURED = "blocks are compiled with what recomputes them, so what they would keep is not seen"
 WRITES = "blocks write buffers, twice where they are recomputed"
 OUTER = "the training recomputes the model as a whole"
@@ -143,9 +144,12 @@ class Recomputation:
         return next(count for count in counts if self.kept_bytes(count) <= max(free_bytes, 0))
 
     def kept_bytes(self, count: int) -> int:
-        """What all blocks keep for their backward passes beyond the first ``count``, at most."""
-        kept = self._blocks[count:] if count != ALL_BLOCKS else ()
-        return self._most_open * sum(block.kept_bytes for block in kept)
+        """What all blocks keep for their backward passes beyond the first ``count``, at most: as
+        much as another block more where it varies, as with experts that rows are sent to."""
+        sizes = [block.kept_bytes for block in self._blocks[count:]] if count != ALL_BLOCKS else []
+        if sizes and not self.has_varied and any(block.varies for block in self._blocks):
+            sizes.append(max(sizes))
+        return self._most_open * sum(sizes)
 
     @property
     def is_known(self) -> bool:
@@ -177,8 +181,12 @@ class Recomputation:
     def _why_not_known(self) -> str:
         if any(not (block.was_seen or block.is_compiled) for block in self._blocks):
             return NOT_SEEN
+        if self._allocated_bytes is None:
+            return ""
+        if not self._largest:
+            return NOT_SIZED
         unknown = [block for block in self._blocks if not block.kept_bytes]
-        if self._allocated_bytes is None or not unknown:
+        if not unknown:
             return ""
         return NOT_MEASURED if any(block.is_compiled for block in unknown) else NOT_SEEN
 
@@ -258,7 +266,7 @@ class Recomputation:
     def _is_larger(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a batch is larger than all before it, by elements or its longest side."""
         is_larger = False
-        for name, tensor in _tensors((*args, *kwargs.values())):
+        for name, tensor in named_tensors((args, kwargs)):
             now = (tensor.numel(), max(tensor.shape, default=0))
             most = self._largest.get(name, (0, 0))
             self.has_varied |= name in self._largest and now != most
@@ -302,15 +310,3 @@ def _is_of_training(model: torch.nn.Module) -> bool:
     """Whether a pass of it is one of a training that Python makes: where the compiler follows the
     model, there must be nothing for it to follow."""
     return not torch.compiler.is_compiling() and torch.is_grad_enabled() and model.training
-
-
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in the arguments of a model, by their places."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _tensors(each, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for place, each in enumerate(value):
-            yield from _tensors(each, f"{name}.{place}")

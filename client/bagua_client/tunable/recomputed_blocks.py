@@ -3,6 +3,7 @@ what forbids to switch them and for what they would keep, and switched."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from bagua_client.torch_private.wrapper import Unsaved, untraced
 
 ELSEWHERE = "what is saved for the backward pass is kept elsewhere, as in the host's memory"
 WHOLE = "the whole model is compiled as one"
+VARIES = 0.05
 NOT_TRAINED = "none of its inputs requires a gradient, so that torch does not train it"
 
 
@@ -40,6 +42,7 @@ class Block:
         self.is_compiled = is_compiled
         self.was_seen = self.was_measured = False
         self.kept_bytes, self.hindrance = 0, ""
+        self._least_bytes = sys.maxsize
         self._way = way
         self._handles: list[RemovableHandle] = []
 
@@ -52,6 +55,11 @@ class Block:
     def buffers(self) -> Sequence[torch.Tensor]:
         module = self._way.block()
         return () if module is None else tuple(module.buffers())
+
+    @property
+    def varies(self) -> bool:
+        """Whether what it keeps does, by more than an allocator makes of it."""
+        return self.kept_bytes > (1 + VARIES) * self._least_bytes
 
     def recompute(self) -> None:
         """Have it recomputed, as the training has said."""
@@ -104,6 +112,7 @@ class Block:
 
     def _keeps(self, size_bytes: int) -> None:
         self.was_measured = True
+        self._least_bytes = min(self._least_bytes, size_bytes)
         self.kept_bytes = max(self.kept_bytes, size_bytes)
 
     def _watch_module(self, module: torch.nn.Module, allocated_bytes: Callable[[], int]) -> None:

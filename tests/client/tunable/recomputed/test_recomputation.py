@@ -391,6 +391,46 @@ def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() ->
     assert step(100) == 1
 
 
+class Chosen(nn.Module):
+    """Rows come to it at random, as to the experts of one rank of several."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        rows = (torch.rand(len(values)) < 0.5).nonzero()[:, 0]
+        found: torch.Tensor = values.index_add(0, rows, self.inner(values[rows]))
+        return found
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_where_what_is_kept_varies_there_is_room_for_another_block(varies: bool) -> None:
+    torch.manual_seed(0)
+    model = Net(ONCE, width=64)
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = checkpoint_wrapper(Chosen(block) if varies else block)
+    paper = Paper()
+    with paper:
+        found = seen(model, lambda model: model(torch.randn(64, 64)), paper.now)
+    last = found._blocks[-1].kept_bytes
+    assert found.kept_bytes(BLOCKS - 1) == (1 + varies) * last > 0
+    assert found.kept_bytes(BLOCKS) == 0
+
+
+def test_a_batch_whose_size_cannot_be_seen_is_left_alone() -> None:
+    class Batch:
+        values = torch.randn(6, WIDTH)
+
+    model, paper = Net(Kind(dropout=0.0)), Paper()
+    unpacks = nn.Module()
+    unpacks.model = model
+    unpacks.forward = lambda batch: model(batch.values)
+    with paper:
+        found = seen(unpacks, lambda model: model(Batch()), paper.now)
+    assert "how large a batch is" in found.limit(None).left_alone
+
+
 def test_passes_that_are_open_at_once_are_taken_into_account() -> None:
     model = Net(Kind(dropout=0.0), width=256)
 
