@@ -34,8 +34,8 @@ class Model(nn.Module):
         return {"hidden": hidden, "out": self.head(hidden)}
 
 
-def batch_of(step: int, part: int = 0) -> torch.Tensor:
-    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * step + part))
+def batch_of(step: int) -> torch.Tensor:
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
 class Training:
@@ -43,26 +43,22 @@ class Training:
 
     Args:
         called: makes of the model what the training calls.
-        parts: micro-batches of a step.
     """
 
-    def __init__(self, model: Model, called: Any = None, parts: int = 1) -> None:
-        self.model, self._parts = model, parts
+    def __init__(self, model: Model, called: Any = None) -> None:
+        self.model = model
         self._called = model if called is None else called(model)
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         torch.manual_seed(2)
 
     def step(self, number: int) -> float:
         """Returns the loss."""
-        total = 0.0
-        for part in range(self._parts):
-            found = self._called(batch_of(number, part))
-            loss = found["out"].square().mean() + found["hidden"].mean()
-            loss.backward()
-            total += loss.item()
+        found = self._called(batch_of(number))
+        loss = found["out"].square().mean() + found["hidden"].mean()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return total
+        return loss.item()
 
     def run(self, steps: int, plan: Plan | None = None) -> list[float]:
         """The loss of each step."""
