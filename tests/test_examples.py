@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 ROOT = CONFTEST.parents[1]
+OF_HYPOTHESIS = ("-p", "_hypothesis_pytestplugin")
 
 
 def drawn() -> list[int]:
@@ -58,10 +59,11 @@ def test_a_run_repeats_its_examples_unless_it_is_to_find_others(tmp_path: Path) 
 
     def run(*arguments: str) -> str:
         told.write_text("")
-        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", *arguments, str(test)]
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", *OF_HYPOTHESIS]
         # A caller's options are for the run around it.
-        alone = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-        subprocess.run(command, cwd=tmp_path, check=True, env=alone)
+        alone = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+        alone["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take seconds
+        subprocess.run([*command, *arguments, str(test)], cwd=tmp_path, check=True, env=alone)
         return told.read_text()
 
     once, seeded, otherwise, again = (

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +10,10 @@ from typing import Any
 
 import pytest
 import requests
+from click.testing import CliRunner
 
 from bagua_autotune.app import create_app
+from bagua_autotune.cli import main
 from bagua_autotune.model.job import RUNS, Event
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
@@ -155,9 +154,7 @@ def test_the_commands_show_a_search(tmp_path: Path) -> None:
     store.close()
 
     def told(*arguments: str) -> str:
-        command = [sys.executable, "-m", "bagua_autotune", *arguments]
-        found = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
-        return found.stdout + found.stderr
+        return CliRunner().invoke(main, arguments).output
 
     with ServeProcess(database) as service:
         for source in (["--database", f"sqlite:///{database}"], ["--url", service.url]):

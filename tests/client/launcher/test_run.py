@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 TELLS = r"""
 import os, sys
-names = ("RANK", "WORLD_SIZE", "BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_MAX_SAMPLES", "EXPORTED")
+of_ours = ("BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_MAX_SAMPLES", "BAGUA_DEFAULT_BUCKET_SIZE")
+names = ("RANK", "WORLD_SIZE", *of_ours, "EXPORTED")
 told = [os.environ.get(name) for name in names]
 os.write(1, f"told {told} {sys.argv[1:]}\n".encode())  # at once: ranks write to one pipe
 """
@@ -60,8 +61,8 @@ def test_ranks_of_one_node_are_told_what_the_flags_say(folder: Path) -> None:
     command = "--nproc_per_node=2 --autotune_level 1 --autotune_max_samples 9 --enable_bagua_net"
     command += " -x EXPORTED=yes --set_additional_flag --use_env your_training_script.py --arg1 --b"
     zero, one, line = _run(command, folder)
-    assert zero == "told ['0', '2', '1', '9', 'yes'] ['--local_rank=0', '--arg1', '--b']"
-    assert one == "told ['1', '2', '1', '9', 'yes'] ['--local_rank=1', '--arg1', '--b']"
+    assert zero == "told ['0', '2', '1', '9', None, 'yes'] ['--local_rank=0', '--arg1', '--b']"
+    assert one == "told ['1', '2', '1', '9', None, 'yes'] ['--local_rank=1', '--arg1', '--b']"
     assert "--enable_bagua_net is not needed" in line
 
 
@@ -74,10 +75,11 @@ def test_a_bash_script_trains_with_our_class(folder: Path) -> None:
 def test_two_nodes_find_one_another(folder: Path) -> None:
     common = f"--nproc_per_node=1 --nnodes=2 --master_addr=127.0.0.1 --master_port={_free_port()}"
     common += " --default_bucket_size 2097152 --host_list a,b"
-    commands = [f"{common} --node_rank={rank} train.py" for rank in range(2)]
+    commands = [f"{common} --node_rank={rank} your_training_script.py" for rank in range(2)]
     with ThreadPoolExecutor() as threads:
         nodes = list(threads.map(lambda command: _run(command, folder), commands))
-    assert nodes == [["trains with bucket 2 MiB []"]] * 2
+    told = "None, None, '2097152', None] []"
+    assert sorted(nodes) == [[f"told ['{rank}', '2', {told}"] for rank in range(2)]
 
 
 def test_an_elastic_job_meets_over_c10d_and_writes_its_logs(folder: Path) -> None:

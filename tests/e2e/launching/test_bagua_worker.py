@@ -29,6 +29,8 @@ WORLD_SIZE = 2
 MOST_WINDOWS = 20_000
 WINDOW_SECONDS = 0.01
 WINDOWS_BEFORE_RESTART = 5
+NOISE, SLOWER = 0.02, 0.2
+"""Of every speed, and how much slower rank 1 is: relative."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ class Rank:
     port: int
     model_name: str
     release: str
-    noise: float = 0.0
-    slowness: float = 1.0
+    slowness: float
 
     def train(self, meeting: Meeting, results: Any) -> None:
         """What Bagua's BaguaDistributedDataParallel does with the service."""
@@ -107,7 +108,7 @@ class Rank:
             if answer["is_autotune_completed"]:
                 break
             time.sleep(WINDOW_SECONDS)  # a window is 100 iterations of training
-            speed = self._score(hyperparameters) * noise.gauss(self.slowness, self.noise)
+            speed = self._score(hyperparameters) * noise.gauss(self.slowness, NOISE)
             iteration = 100 * window
             _checked(
                 client.report_metrics(
@@ -160,44 +161,29 @@ def _checked(response: requests.Response) -> Any:
     return response.json()
 
 
-def tune(
-    service: ServiceProcess,
-    restart: bool = False,
-    per_process_names: bool = False,
-    noise: float = 0.0,
-    slowness: float = 0.0,
-) -> list[Any]:
-    """Run two ranks of each model at once; returns what each ended with.
-
-    Args:
-        restart: kill and restart the service in the middle, while the ranks wait.
-        noise: relative, of every speed.
-        slowness: how much slower, relatively, each rank is than the one before.
-    """
+def tune(service: ServiceProcess) -> list[Any]:
+    """Run two ranks of each model at once, whose names differ by process, as those with an ``id()``
+    do; kill and restart the service in the middle, while the ranks wait. What each ended with."""
     release = str(folder_of(BAGUA))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     meetings, processes = [], []
     for model in MODELS:
         meeting = Meeting(context.Barrier(WORLD_SIZE), context.Event(), context.Event())
-        if not restart:
-            meeting.go_on.set()
         meetings.append(meeting)
         for number in range(WORLD_SIZE):
-            name = f"{model.name}_14023423423423{number}" if per_process_names else model.name
-            factor = 1 + slowness * number
-            worker = Rank(model, number, service.port, name, release, noise, factor)
+            name = f"{model.name}_14023423423423{number}"
+            worker = Rank(model, number, service.port, name, release, 1 + SLOWER * number)
             processes.append(context.Process(target=worker.train, args=(meeting, results)))
     try:
         for process in processes:
             process.start()
-        if restart:
-            for meeting in meetings:
-                assert meeting.reached.wait(240)
-            service.kill()
-            service.start()
-            for meeting in meetings:
-                meeting.go_on.set()
+        for meeting in meetings:
+            assert meeting.reached.wait(240)
+        service.kill()
+        service.start()
+        for meeting in meetings:
+            meeting.go_on.set()
         return sorted(results.get(timeout=400) for _ in processes)
     finally:
         for process in processes:
@@ -205,15 +191,8 @@ def tune(
             process.join()
 
 
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        pytest.param({"noise": 0.02, "slowness": 0.2}, id="noisy, unequal ranks"),
-        pytest.param({"per_process_names": True, "restart": True}, id="named by id(), restarted"),
-    ],
-)
-def test_bagua_s_own_client_tunes_three_models_on_two_ranks(bagua_service, conditions):
-    results = tune(bagua_service, **conditions)
+def test_bagua_s_own_client_tunes_three_models_on_two_ranks(bagua_service):
+    results = tune(bagua_service)
     for model in MODELS:
         ranks = [result for result in results if result[0] == model.name]
         assert [rank for _, rank, *_ in ranks] == [0, 1]
