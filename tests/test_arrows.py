@@ -34,8 +34,8 @@ FOLDERS = {
     for path in sorted((ROOT / side).glob("*/__init__.py"))
 }
 THERE = [package for package in OPTIONAL if package in FOLDERS]
-# What all of them import of others is imported once; in a fork for each package that is hidden, every
-# module that needs none of it.
+# What all of them import of others is imported once; then, in a fork for each hidden package, every
+# module that does not need it.
 IMPORT_ALL = """
 import importlib, json, os, sys
 from importlib.abc import MetaPathFinder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.support.noise import figures
+from benchmarks import tuning
+from benchmarks.support.noise import figures, tunings
 
 pytestmark = pytest.mark.slow
 
@@ -57,17 +56,19 @@ def test_another_checkouts_service_runs_with_this_simulator(
         figures.rows_of(tmp_path / "nothing", [])
 
 
-def test_a_checkout_beside_itself_differs_by_nothing(tmp_path: Path) -> None:
+def test_a_checkout_beside_itself_differs_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of few climates, and both in this checkout."""
+    steady = [climate for climate in tunings.CLIMATES if climate.name == "steady"]
+    monkeypatch.setattr(tunings, "CLIMATES", steady)
+    monkeypatch.setattr(figures, "rows_of", lambda *_: {"noise": tunings.run(1, 1, draw=77)})
     written = tmp_path / "found.json"
     options = ["--parts=noise", "--tunings=1", "--draw=77", "--processes=1"]
     options += ["--beside", str(ROOT), "--json", str(written)]
-    script = str(ROOT / "benchmarks" / "tuning.py")
-    # More threads would take turns on cores that other tests use: minutes instead of one.
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    printed = subprocess.run(
-        [sys.executable, script, *options], check=True, capture_output=True, env=one_thread
-    )
-    assert b"regret +0.0 %" in printed.stdout
+    monkeypatch.setattr(sys, "argv", ["tuning.py", *options])
+    tuning.main()
+    assert "regret +0.0 %" in capsys.readouterr().out
     found = json.loads(written.read_text())["figures"]
     for line in ("all of them", "steady"):
         assert found[f"noise: {line}"] == found[f"noise: {line}, beside"]

@@ -12,13 +12,19 @@ from dataclasses import replace
 
 from tests.docs.checks import Check, Extras, Files, Helm, Make, Named, Parsed, Read, Run, Serve
 
+FORKED = "python tests/torchrun.py 2"  # Torchrun's own processes import torch for seconds each.
 TWO_RANKS = Run(
-    instead=(("--nproc-per-node 8", "--nproc-per-node 2"),),
+    instead=(("torchrun --nproc-per-node 8", FORKED),),
     prints=r"autotune: bucket .*; \d+ trials, \d+ steps",
 )
-WITH_SERVICE = replace(TWO_RANKS, has_service=True)
+WITH_SERVICE = replace(
+    TWO_RANKS, instead=(("--nproc-per-node 8", "--nproc-per-node 2"),), has_service=True
+)
 FEW = Run(
-    instead=(("source_code.py", "source_code.py --functions 40 --epochs 1"),),
+    instead=(
+        ("torchrun --nproc-per-node 2", FORKED),
+        ("source_code.py", "source_code.py --functions 40 --epochs 1"),
+    ),
     prints=r"epoch 0  loss",
 )
 KUBERNETES = Files("tests/deploy/test_kubernetes.py")

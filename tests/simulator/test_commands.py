@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import asdict
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def output(*arguments: str) -> str:
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+@cache
+def of_file(model: Path, *options: str) -> str:
+    """What is said of a file that no test changes: some tests ask the same."""
+    return output("simulate", "--model", str(model), *options)
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +152,11 @@ def test_several_clusters_make_a_table_with_a_row_for_each_algorithm() -> None:
 
 
 def test_a_recorded_jobs_algorithms_are_compared_on_its_own_cluster(exported: Path) -> None:
-    own = json.loads(output("simulate", "--model", str(exported), "--json"))
-    arguments = ["simulate", "--model", str(exported), "--algorithms"]
-    (cluster,) = json.loads(output(*arguments, "--json"))["clusters"]
+    own = json.loads(of_file(exported, "--json"))
+    (cluster,) = json.loads(of_file(exported, "--algorithms", "--json"))["clusters"]
     assert (cluster["nodes"], cluster["ranks_per_node"]) == (4, 2)
     assert cluster["ways"][0]["step_seconds"] == own["default"]["step_seconds"]
-    assert "these gradients are on CPUs" in output(*arguments)
+    assert "these gradients are on CPUs" in of_file(exported, "--algorithms")
     assert "these gradients are on CPUs" not in output(
         "simulate", "--model", "vgg16", *NETWORK, "--algorithms"
     )
@@ -174,7 +180,7 @@ def test_a_plot_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_exported_job_is_simulated_on_its_own_network(exported: Path) -> None:
-    found = json.loads(output("simulate", "--model", str(exported), "--json"))
+    found = json.loads(of_file(exported, "--json"))
     truth = MEASURED.step_seconds(MEASURED.default)
     assert (found["nodes"], found["ranks_per_node"], found["model"]) == (4, 2, "digits")
     assert found["default"]["step_seconds"] == pytest.approx(truth, rel=0.02)
@@ -182,7 +188,7 @@ def test_an_exported_job_is_simulated_on_its_own_network(exported: Path) -> None
 
 def test_an_exported_job_is_asked_what_another_network_would_bring(exported: Path) -> None:
     def seconds(*options: str) -> float:
-        found = json.loads(output("simulate", "--model", str(exported), "--json", *options))
+        found = json.loads(of_file(exported, "--json", *options))
         return float(found["default"]["step_seconds"])
 
     now = seconds()
@@ -194,7 +200,7 @@ def test_an_exported_job_is_asked_what_another_network_would_bring(exported: Pat
 
 def test_both_options_together_keep_what_else_was_measured(exported: Path) -> None:
     def document(*options: str) -> dict[str, Any]:
-        return dict(json.loads(output("simulate", "--model", str(exported), "--json", *options)))
+        return dict(json.loads(of_file(exported, "--json", *options)))
 
     own = document()
     bandwidth, latency = own["bandwidth_bytes_per_second"], own["latency_seconds"]
@@ -204,13 +210,13 @@ def test_both_options_together_keep_what_else_was_measured(exported: Path) -> No
 
 
 def test_it_says_what_one_channel_reaches_and_whether_the_file_tells(exported: Path) -> None:
-    assert "one channel is taken to fill the link" in output("simulate", "--model", str(exported))
-    several = ["simulate", "--model", str(TWO_HOSTS), "--ranks-per-node", "2"]
-    measured, named = output(*several), output(*several, "--bandwidth", "100Gbit")
+    assert "one channel is taken to fill the link" in of_file(exported)
+    several = TWO_HOSTS, "--ranks-per-node", "2"
+    measured, named = of_file(*several), of_file(*several, "--bandwidth", "100Gbit")
     alone = r"\none channel: 2[01]\.\d Gbit/s between nodes"
     assert re.search(f"{alone}; the figure above is what several reach", measured)
     assert re.search(f"{alone}\n", named)
-    found = json.loads(output(*several, "--json"))
+    found = json.loads(of_file(*several, "--json"))
     assert found["channel_bytes_per_second"] < found["bandwidth_bytes_per_second"] / 2
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bagua_client import DistributedDataParallel
+from bagua_client.agent import Agent
 from bagua_client.agent.pace import MOST_WAITED_STEPS
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
@@ -49,8 +50,9 @@ def _tuning(url: str, find_unused: bool, mark_seconds: float) -> Seen:
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused
         )
-    agent, tunable = model._agent, tunable_of(model)
-    assert agent is not None
+    tunable = tunable_of(model)
+    agent = tunable.listener
+    assert isinstance(agent, Agent)
     found: Seen = []
     starts = tunable.observation.bucket_starts
     after = 10

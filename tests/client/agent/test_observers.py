@@ -80,15 +80,8 @@ ON_RANK_0 = [
 MOST_STEPS = 1000
 TRIAL = {"bucket_bytes": 25 * 2**20}
 """All in one bucket, as without tuning: some algorithms compute with a bucket as a whole."""
-ALGORITHMS = [
-    "gradient_allreduce",
-    "bytegrad",
-    "powersgd",
-    "qadam",
-    "decentralized",
-    "low_precision_decentralized",
-    "async",
-]
+ALGORITHMS = ["gradient_allreduce", "bytegrad", "qadam", "decentralized"]
+"""Torch's own way; gradients, an optimizer's moments and weights that travel by ours."""
 
 
 class _Errors(logging.Handler):
@@ -108,11 +101,7 @@ class _Training:
         model = nn.Sequential(nn.Linear(7, 13), nn.BatchNorm1d(13), nn.Linear(13, 5))
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         chosen: Algorithm | str = algorithm
-        if algorithm == "async":
-            chosen = Algorithm.init("async", sync_interval_ms=0)  # its rounds depend on the time
-        elif algorithm == "powersgd":
-            chosen = Algorithm.init("powersgd", start_powerSGD_iter=3)
-        elif algorithm == "qadam":
+        if algorithm == "qadam":
             adam = QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=3)
             self._optimizer, chosen = adam, QAdamAlgorithm(adam)
         if is_stock and algorithm == "gradient_allreduce":
@@ -171,8 +160,6 @@ def _train(algorithm: str, url: str, owner: Any, name: str, rank: int, usual: An
             return f"{place}: other weights after step {step}"
     if left:
         return f"{place}: the tuning goes on"
-    if algorithm == "async":  # It is not tuned in any case, as is known after some steps.
-        return "" if tuning.state in ("off", "failed") else f"{place}: {tuning}"
     is_called = name != "waiting" or not training.model.algorithm.leaves_gradients
     if dist.get_rank() == rank and (bool(hits) != is_called or len(told) != is_called):
         return f"{place}: {len(hits)} failures, {errors.lines}"
@@ -194,7 +181,7 @@ def _all_fail(algorithm: str, url: str) -> list[str]:
     first = ALGORITHMS.index(algorithm)
     places = [(*each, (first + at) % 2) for at, each in enumerate(ON_ALL_RANKS)]
     places += [(*each, 0) for each in ON_RANK_0]
-    # All of them by torch's way; of the other six algorithms each third, so that two meet each.
+    # All of them by torch's way; of the other three algorithms each third, so that one meets each.
     places = places[first % 3 :: 3] if first else places
     return [wrong for each in places if (wrong := _train(algorithm, url, *each, usual))]
 

@@ -15,7 +15,8 @@ from bagua_client.agent import job
 from bagua_client.agent.job import describe_job, nothing_to_try
 from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.environment import Environment
-from bagua_client.integrations import distributed_data_parallel
+from bagua_client.integrations import distributed_data_parallel, sharded_model
+from bagua_client.integrations.single_model import tunable_of
 from tests.client.single.models import BLOCKS, WIDTH, Model, Training
 from tests.ranks import RankPool
 
@@ -49,7 +50,7 @@ def test_a_single_process_describes_itself_by_its_parameters() -> None:
     training.run(2)
     assert ours.reconfigure(bagua_client.Configuration())
     training.run(4)
-    found = describe_job(ours._tunable, Environment(), "alone")
+    found = describe_job(tunable_of(ours), Environment(), "alone")
     values = found["knobs"]["recomputed_blocks"]["values"]
     assert (values[0], min(values)) == (BLOCKS, 0)
     assert found["default_configuration"] == {"recomputed_blocks": BLOCKS}
@@ -81,7 +82,7 @@ def _sharded() -> tuple[str, list[float], list[float]]:
         model = fully_shard(model)
         ours = bagua_client.tune(model) if is_ours else model
         found.append(Training(ours).run(7, {1: BLOCKS, 4: 1, 6: 0} if is_ours else {}))
-    return type(ours._tunable).__name__, *found
+    return type(sharded_model.tunable_of(ours)).__name__, *found
 
 
 def test_what_fully_shard_leaves_on_one_rank_is_changed_as_well(one_rank: RankPool) -> None:

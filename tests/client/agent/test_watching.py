@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import State
+from bagua_client.agent import Agent, State
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
@@ -218,8 +218,9 @@ def _watched_steps(url: str, kept: int, find_unused: bool) -> tuple[int, int, in
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused
         )
-    agent, tunable = model._agent, tunable_of(model)
-    assert agent is not None
+    tunable = tunable_of(model)
+    agent = tunable.listener
+    assert isinstance(agent, Agent)
 
     def train(steps: int) -> None:
         for _ in range(steps):

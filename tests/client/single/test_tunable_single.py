@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 
 import bagua_client
 from bagua_client import Configuration
-from bagua_client.integrations.single_model import SingleModel
+from bagua_client.integrations.single_model import SingleModel, tunable_of
 from bagua_client.tunable.tunable import Nobody
 from tests.client.single.models import BLOCKS, Model, Training, batch_of
 
@@ -49,7 +49,7 @@ def test_a_change_is_in_force_from_the_next_forward_pass_for_training_on() -> No
     training = Training(ours)
     training.run(4, {1: BLOCKS})
     assert ours.reconfigure(Configuration(recomputed_blocks=1))
-    recomputation = ours._tunable.recomputation
+    recomputation = tunable_of(ours).recomputation
     ours.eval()(batch_of(4))
     with torch.no_grad():
         ours.train()(batch_of(4))
@@ -69,7 +69,7 @@ def test_steps_are_counted_where_backward_passes_end() -> None:
         def reduced(self) -> None:
             ended.append(len(ended))
 
-    ours._tunable.report_to(Listener())
+    tunable_of(ours).report_to(Listener())
     training.run(3)
     ours.eval()(batch_of(0))["out"].sum().backward()
     ours.train()
@@ -101,7 +101,7 @@ def test_copies_are_of_the_models_own_class(begun: bool) -> None:
 def test_nothing_of_ours_keeps_the_model() -> None:
     ours: Any = bagua_client.tune(Model())
     Training(ours).run(5, {1: BLOCKS, 4: 2})
-    tunable, gone = ours._tunable, weakref.ref(ours)
+    tunable, gone = tunable_of(ours), weakref.ref(ours)
     del ours
     gc.collect()
     assert gone() is None

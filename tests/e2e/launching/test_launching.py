@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagua_client.launcher.flags import FLAGS, GONE
+from tests import torchrun
 from tests.client.launcher.programs import start
 from tests.e2e.lines import others
 from tests.integrations.lacking import needs
@@ -19,26 +20,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "launching.md").read_text()
 PAGES = PAGE + (ROOT / "docs" / "sharded.md").read_text()
+STEPS = 4
 COMMANDS = {
-    "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
     "bagua-run": "bagua_client.run",
 }
-"""As modules: what stands in the folder of this Python's programs may be of another environment."""
+"""As modules: what stands in the folder of this Python's programs may be of another environment.
+Torchrun itself starts the launcher in docs/test_commands.py, as README's command."""
 
 
 @needs("accelerate", "transformers")
 @pytest.mark.parametrize("line", re.findall(r"^\$ (.*)", PAGES, re.MULTILINE))
 def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) -> None:
-    program, *words = shlex.split(line)
+    program, *words = shlex.split(line.replace("teps 20", f"teps {STEPS}"))
+    assert str(STEPS) in words
+    launcher = ["-m", COMMANDS[program]] if program in COMMANDS else torchrun.WORDS
+    words = words if program in COMMANDS else words[2:]  # without the number of ranks
     # What the service that rank 0 starts remembers is a file of this test's.
     variables = {"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = start("-m", COMMANDS[program], *words, folder=ROOT, variables=variables)
+    done = start(*launcher, *words, folder=ROOT, variables=variables)
     assert done.returncode == 0, done.stderr
     # On a busy machine the training may be over before its service has started.
     said = "is being tuned, see http://|the training ended before its tuning did"
     assert re.search(f"autotune: .*({said})", done.stderr), done.stderr
-    assert re.search("step +20  loss|.train_loss.:", done.stdout), done.stdout
+    assert re.search(f"step +{STEPS}  loss|.train_loss.:", done.stdout), done.stdout
     lines = done.stderr.splitlines()
     assert others(lines) == []
     *_, last = [line for line in lines if "autotune: " in line]

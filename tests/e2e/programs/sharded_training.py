@@ -51,8 +51,8 @@ class Trouble:
     Attributes:
         what: ``kill``, ``stop`` (for so many seconds) or ``raise``.
         where: ``put``: when a configuration is put in force; ``groups``: when its process groups
-            are made; ``scatter``: in a backward pass under it.
-        changes: of which configurations of ``CHANGES``, each once.
+            are made; ``scatter``: in a backward pass under it; several with blanks between.
+        changes: of which configurations of ``CHANGES``, each once in each of these places.
         rank: on which rank; -1: on both, in turns.
     """
 
@@ -162,6 +162,11 @@ def _write(file: Path, text: str) -> None:
 
 def _make(trouble: Trouble, model: Any) -> None:
     """Have it go wrong in this model, which has made no step yet."""
+    for where in trouble.where.split():
+        _make_there(trouble, where, model)
+
+
+def _make_there(trouble: Trouble, where: str, model: Any) -> None:
     left = {CHANGES[name]: number for number, name in enumerate(trouble.changes)}
 
     def go_wrong(configuration: Configuration) -> None:
@@ -198,7 +203,7 @@ def _make(trouble: Trouble, model: Any) -> None:
         "scatter": (Traffic, "scatter", our_scatter),
         "groups": (dist, "new_group", our_group),
     }
-    owner, name, ours = patches[trouble.where]
+    owner, name, ours = patches[where]
     setattr(owner, name, ours)
 
 

@@ -38,7 +38,7 @@ def steps(twins: Twins, name: str) -> None:
 def test_fuse_step_is_the_plain_step(made: Any) -> None:
     twins = twins_of(made)
     steps(twins, "fuse_step")
-    assert twins.fused._bagua_fused_count == 22
+    assert twins.fused_count == 22
 
 
 def test_the_host_does_not_wait_for_the_gpu() -> None:
@@ -69,7 +69,7 @@ def test_replacing_the_step_uses_torchs_kernels(
     twins = twins_of(made, replace_step=True)
     assert f"torch's own {way} kernels" in caplog.text
     steps(twins, "step")
-    assert twins.fused._bagua_fused_count == 0
+    assert twins.fused_count == 0
 
 
 def test_lamb_is_refused(caplog: pytest.LogCaptureFixture) -> None:

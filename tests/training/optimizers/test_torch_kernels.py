@@ -33,7 +33,7 @@ def test_replacing_the_step_turns_on_torchs_fused(
         twins.plain.step()
         for ours, theirs in zip(*twins.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs)
-    assert twins.fused._bagua_fused_count == 0
+    assert twins.fused_count == 0
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_fuse_step_leaves_what_was_chosen(made: Any, is_ours: bool) -> None:
     twins = Twins(made)
     before = copy.deepcopy(twins.fused.state_dict()["param_groups"])
     twins.steps(3)
-    assert twins.fused._bagua_fused_count == (6 if is_ours else 0)
+    assert twins.fused_count == (6 if is_ours else 0)
     assert twins.fused.state_dict()["param_groups"] == before
 
 
@@ -68,7 +68,7 @@ def test_where_torch_has_none_the_replaced_step_is_ours(made: Any) -> None:
         twins.fused.step()
         twins.plain.step()
         twins.check()
-    assert twins.fused._bagua_fused_count == 6
+    assert twins.fused_count == 6
 
 
 def test_states_from_before_and_from_elsewhere_go_on_fused() -> None:

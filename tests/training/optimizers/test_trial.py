@@ -43,7 +43,7 @@ def test_it_says_why_and_steps_as_ever(
         twins.steps(3)
     (record,) = caplog.records
     assert record.message.startswith(f"{made.__name__} is not fused: {reason}")
-    assert twins.fused._bagua_fused_count == 0
+    assert twins.fused_count == 0
     assert getattr(twins.fused, "calls", 3) == 3
 
 

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from bagua_training.optimizers import fuse_optimizer
 
 
+def fused_count(optimizer: Any) -> int:
+    """Of how many parameters the updates were fused, under Bagua's name."""
+    return int(optimizer._bagua_fused_count)
+
+
 class Twins:
     """A model and a copy of it, each with an optimizer, of which the first is fused."""
 
@@ -23,6 +28,10 @@ class Twins:
         self.plain = made(groups_of(self.plain_model))
         self.fused = fuse_optimizer(made(groups_of(self.fused_model)), **options)
         self.generator = torch.Generator().manual_seed(1)
+
+    @property
+    def fused_count(self) -> int:
+        return fused_count(self.fused)
 
     def backward(self, unused: tuple[int, ...] = ()) -> None:
         """Gradients that are new each time; some parameters have none."""

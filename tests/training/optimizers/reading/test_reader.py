@@ -72,14 +72,14 @@ def test_what_is_element_wise_is_fused_and_right(optimizer: Any) -> None:
         # Some add to their gradients.
         for ours, theirs in zip(*twins.parameters(), strict=True):
             assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
-    assert twins.fused._bagua_fused_count == 24
+    assert twins.fused_count == 24
 
 
 @pytest.mark.parametrize("optimizer", ELEMENT_WISE)
 def test_torchs_own_are_fused_and_right(optimizer: Any) -> None:
     twins = Twins(optimizer)
     twins.steps(12)
-    assert twins.fused._bagua_fused_count == 24
+    assert twins.fused_count == 24
 
 
 def test_a_switch_that_is_turned_on_later_is_seen_in_the_same_step(
@@ -87,14 +87,14 @@ def test_a_switch_that_is_turned_on_later_is_seen_in_the_same_step(
 ) -> None:
     twins = Twins(strangers.Switched)
     twins.steps(3)
-    assert twins.fused._bagua_fused_count == 6
+    assert twins.fused_count == 6
     for optimizer in (twins.fused, twins.plain):
         optimizer.param_groups[1]["is_layer_wise"] = True
     with caplog.at_level(logging.WARNING):
         twins.steps(3)
     (record,) = caplog.records
     assert "is not fused: its code is not seen to treat each element by itself" in record.message
-    assert twins.fused._bagua_fused_count == 6
+    assert twins.fused_count == 6
 
 
 def test_a_state_that_the_code_does_not_make_is_not_stepped_as_one(
