@@ -1,18 +1,26 @@
-"""What a trial is compared with on a machine that becomes slower or faster."""
+"""What a trial is compared with: on a machine that becomes slower or faster, with the default, and
+with the most that a job can gain."""
 
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_autotune.measuring.ceiling import ceiling
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import StepTime
-from bagua_autotune.model.job import Trial
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best, course
+from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.statistics import Estimate
-from tests.autotune.views.jobs import DEFAULT, FASTER, trial
+from bagua_wire.knobs import ALGORITHM_KNOB, RECOMPUTED_KNOB
+from tests.autotune.views.jobs import DEFAULT, FASTER, SLOWER, job, trial
 
 STEP_TIME = StepTime()
 
@@ -93,3 +101,69 @@ def test_a_default_whose_spread_is_not_known_shows_no_change() -> None:
     single = Estimate(math.log(0.5), math.inf, 1)
     trials = [trial(0, DEFAULT, 0.2), Trial(1, "confirm", DEFAULT, "measured", single)]
     assert Defaults(DEFAULT, trials).change(STEP_TIME) is None
+
+
+EXPOSED_SHARE = 57 / 921
+
+
+def steps(count: int = 7, seed: int = 0, noise: float = 0.3) -> list[Observation]:
+    """Of a machine on which the same step takes up to twice as long as another; its slowest rank
+    waits for communication for one part in 16."""
+    rng = random.Random(seed)
+    found = []
+    for step in range(count):
+        seconds = 0.921 * rng.lognormvariate(0.0, noise)
+        computing = (1 - EXPOSED_SHARE) * seconds * rng.lognormvariate(0.0, 0.005)
+        found.append(Observation(step, (seconds, seconds), (0.8 * computing, computing)))
+    return found
+
+
+def test_a_step_can_be_shorter_by_what_computing_does_not_hide_of_it() -> None:
+    found = ceiling(job(), steps(noise=0.0))
+    assert found is not None
+    assert found.seconds == pytest.approx(0.921)
+    assert found.exposed_seconds == pytest.approx(0.057, rel=0.1)
+    assert found.speedup == pytest.approx(1.07, abs=0.015)
+
+
+def test_it_is_an_upper_bound_that_noise_of_the_machine_does_not_widen() -> None:
+    found = [ceiling(job(), steps(seed=seed)) for seed in range(200)]
+    speedups = [each.speedup for each in found if each]
+    truth = 1 / (1 - EXPOSED_SHARE)
+    assert sum(speedup >= truth for speedup in speedups) > 0.94 * 200
+    assert sorted(speedups)[-10] < truth + 0.02
+
+
+def test_it_is_unknown_where_the_default_s_steps_do_not_tell_it() -> None:
+    told = steps()
+    silent = [replace(each, compute=(0.5, None)) for each in told]
+    assert ceiling(job(), silent) is None
+    assert ceiling(job(), told[:2]) is None, "of two steps nobody knows how sure they are"
+    bagua: Job = replace(job(), protocol="v1")
+    assert ceiling(bagua, told) is None, "speeds are no times"
+    algorithms = Categorical(values=("gradient_allreduce", "async"))
+    apart = replace(job(), space={ALGORITHM_KNOB: algorithms})
+    assert ceiling(apart, told) is None, "ranks that do not wait are bounded by no slowest one"
+    recomputed = replace(job(), space={RECOMPUTED_KNOB: Categorical(values=(12, 0))})
+    assert ceiling(recomputed, told) is None, "computing itself may take less time"
+
+
+TRIALS = st.lists(
+    st.tuples(
+        st.sampled_from([DEFAULT, FASTER, SLOWER]),
+        st.one_of(st.none(), st.floats(0.1, 0.9)),  # failed, or measured
+    ),
+    max_size=12,
+)
+
+
+@given(TRIALS)
+def test_the_best_is_what_the_course_ends_with(told: list[tuple[object, float | None]]) -> None:
+    trials = [
+        trial(index, tried, seconds)  # type: ignore[arg-type]
+        if seconds
+        else Trial(index, "search", tried, "failed", failure="no")  # type: ignore[arg-type]
+        for index, (tried, seconds) in enumerate(told)
+    ]
+    leaders = [leader for _, leader in course(Round(job(), trials))]
+    assert best(Round(job(), trials)) == (leaders[-1] if leaders else None)

@@ -1,18 +1,28 @@
-"""The few words that reasons are told in, from what the service and the client really say."""
+"""The metrics' names and words: as docs/monitoring.md lists them, the few words that reasons are
+told in, from what the service and the client really say; and what is said of the database as a
+whole."""
 
 from __future__ import annotations
 
+import re
+import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from bagua_autotune.app import create_app
 from bagua_autotune.metrics.exposition import STORE_ERRORS, label_of
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
 from tests.autotune.api.driving import JOB, drive, settle
-from tests.autotune.metrics.scraping import of, scrape
-from tests.autotune.support import MIB, Ranks, registration
+from tests.autotune.metrics.scraping import Samples, of, scrape
+from tests.autotune.support import MIB, Ranks, make_spec, registration
 
 ONE_SIZE = {
     "knobs": {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}},
@@ -97,3 +107,76 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
 def test_errors_of_the_store(error: SQLAlchemyError, reason: str) -> None:
     assert label_of(error) == reason
     assert reason in STORE_ERRORS
+
+
+def scraped(url: str) -> Samples:
+    with closing(Store(url)) as store:
+        return scrape(create_app(Settings(), store).test_client())
+
+
+def test_a_file_s_size_and_the_room_on_its_disk(tmp_path: Path) -> None:
+    with closing(Store(f"sqlite:///{tmp_path / 'a.db'}")) as store:
+        client = create_app(Settings(), store).test_client()
+        before = of(scrape(client), "database_bytes")[()]
+        for number in range(40):
+            store.jobs.create(str(number), make_spec(), at=1.0)
+        found = scrape(client)
+    assert before + MIB < of(found, "database_bytes")[()] < 40 * MIB
+    total = shutil.disk_usage(tmp_path).total
+    assert 0 < of(found, "database_free_bytes")[()] <= total
+
+
+def test_a_database_in_memory_has_no_disk() -> None:
+    found = scraped("sqlite://")
+    assert not of(found, "database_bytes")
+    assert not of(found, "database_free_bytes")
+
+
+def test_a_server_tells_its_size_but_not_its_disk(postgresql_url: str) -> None:
+    found = scraped(postgresql_url)
+    assert of(found, "database_bytes")[()] > MIB
+    assert not of(found, "database_free_bytes")
+
+
+@pytest.mark.parametrize("team", [None, "vision"])
+def test_jobs_of_teams_that_are_in_no_file_make_no_labels(team: str | None) -> None:
+    with closing(Store("sqlite://")) as store:
+        store.jobs.create("job", make_spec(team=team), at=1.0)
+        client = create_app(Settings(), store).test_client()
+        assert of(scrape(client), "team_running") == {("none",): 1}
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "monitoring.md"
+ROW = re.compile(r"^\| `(bagua_autotune_\w+)(?:\{([\w,]+)\})?` \|", re.MULTILINE)
+# The kind of a sample, not of what it is of.
+BUCKET = "le"
+MEMORY = {"peak_bytes": 5, "limit_bytes": 9, "device_bytes": 10}
+
+
+def documented() -> dict[str, set[str]]:
+    rows = ROW.findall(DOCUMENT.read_text())
+    assert len({name for name, _ in rows}) == len(rows)
+    return {name: set(filter(None, labels.split(","))) for name, labels in rows}
+
+
+def told(client: FlaskClient) -> dict[str, set[str]]:
+    text = client.get("/metrics").text
+    names = re.findall(r"^# HELP (\S+)", text, re.MULTILINE)
+    labels = {name: set[str]() for name in names if name.startswith("bagua_autotune_")}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            base = re.sub(r"_(bucket|sum|count)$", "", sample.name)
+            for name in {sample.name, base} & labels.keys():
+                labels[name] |= sample.labels.keys() - {BUCKET}
+    return labels
+
+
+def test_the_table_is_that_of_the_metrics(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    computing = [0.1, 0.1, 0.1, 0.15]  # the last rank is slow
+    steps = [{"step": n, "seconds": [0.2] * 4, "compute_seconds": computing} for n in range(1, 9)]
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps, "memory": MEMORY})
+    running = told(client)
+    drive(client, Ranks(noise=0.001), steps=10, memory=MEMORY)
+    finished = told(client)
+    assert {name: running[name] | finished[name] for name in finished} == documented()

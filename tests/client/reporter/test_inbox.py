@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from bagua_client.environment import Environment
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.measuring.profiler import Recording
+from bagua_client.reporter.conversation import PROGRESS_SECONDS, STANDSTILL_SECONDS, Renewal
 from bagua_client.reporter.inbox import (
     LARGEST_INBOX,
     LARGEST_INBOX_BYTES,
@@ -14,7 +18,14 @@ from bagua_client.reporter.inbox import (
     Inbox,
     RankTimes,
 )
+from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.breaker import LATE_PAUSE_SECONDS
+from bagua_client.service.client import Progress, StepTimes
+from bagua_client.service.transport import WHOLE_SECONDS
 from bagua_client.tunable.tunable import Timeline
+from bagua_wire.messages import LEASE_SECONDS, RENEWAL_SECONDS
+from tests.client.agent.scripted_service import ScriptedService
+from tests.client.reporter.test_reporter import DESCRIPTION, SMALL, tell, tuned, wait_for
 
 
 def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
@@ -71,3 +82,85 @@ def _all_of(box: Inbox) -> list[Any]:
     while (message := box.take(0.0)) is not None:
         found.append(message)
     return found
+
+
+def test_a_lease_outlasts_a_slow_renewal_and_a_service_that_was_away() -> None:
+    assert RENEWAL_SECONDS + WHOLE_SECONDS + LATE_PAUSE_SECONDS < LEASE_SECONDS
+
+
+def test_it_is_due_again_and_again_while_the_training_makes_steps() -> None:
+    now = [0.0]
+    renewal = Renewal(clock=lambda: now[0])
+    due = []
+    for second in range(int(STANDSTILL_SECONDS + 3 * RENEWAL_SECONDS)):
+        now[0] = second
+        if second < 2 * RENEWAL_SECONDS:
+            renewal.stepped()
+        if renewal.take_due():
+            due.append(second)
+    last_step = 2 * RENEWAL_SECONDS - 1
+    renewals = int((last_step + STANDSTILL_SECONDS) // RENEWAL_SECONDS)
+    assert due == [RENEWAL_SECONDS * (1 + place) for place in range(renewals)]
+    renewal.stepped()
+    now[0] += RENEWAL_SECONDS
+    assert renewal.take_due()
+
+
+@pytest.mark.parametrize("status", [None, 404, 503])
+def test_a_tuned_job_renews_its_lease_and_minds_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int | None
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = Reporter(Environment(url=service.url), DESCRIPTION)
+        tuned(reporter)
+        if status is not None:
+            service.refuses["observations"] = status
+        before = service.refused
+        monkeypatch.setattr("bagua_client.reporter.conversation.RENEWAL_SECONDS", 0.0)
+        said = {"trial": 0, "steps": []}
+        if status is None:
+            wait_for(lambda: service.bodies("observations").count(said) >= 2)
+        else:
+            wait_for(lambda: service.refused >= before + 2)
+        assert len(service.bodies("PUT")) == 1, "it is not registered, and tuned, once more"
+        reporter.close(wait_seconds=60)
+        assert service.bodies("ended")
+    assert "cannot be used" not in caplog.text
+
+
+def test_a_job_that_is_watched_no_longer_says_so() -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = Reporter(Environment(url=service.url), DESCRIPTION)
+        tuned(reporter)
+        reporter.finish("not watched")
+        (ended,) = wait_for(lambda: service.bodies("ended"))
+        assert ended["message"] == "not watched"
+
+
+def test_how_far_a_tuned_job_is_is_told_seldom_and_each_step_once() -> None:
+    now = [0.0]
+    renewal = Renewal(clock=lambda: now[0])
+    assert renewal.take_progress(at_once=True) is None, "it made no step"
+    renewal.watched(StepTimes(step, (0.1, 0.2)) for step in range(5))
+    renewal.watched([StepTimes(5, (0.9, 0.1))])
+    assert renewal.take_progress() is None
+    now[0] = PROGRESS_SECONDS
+    assert renewal.take_progress() == Progress(5, 0.2)
+    assert renewal.take_progress(at_once=True) is None
+    renewal.watched([StepTimes(6, (0.3, 0.1))])
+    assert renewal.take_progress() is None
+    assert renewal.take_progress(at_once=True) == Progress(6, 0.3)
+
+
+@pytest.mark.parametrize("status", [None, 404])
+def test_at_its_end_a_tuned_job_says_how_far_it_came(status: int | None) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = Reporter(Environment(url=service.url), DESCRIPTION)
+        tuned(reporter)
+        if status is not None:
+            service.refuses["progress"] = status
+        tell(reporter, None, 4, [0.1, 0.3, 0.2])
+        reporter.close(wait_seconds=60)
+        assert wait_for(lambda: service.bodies("ended"))
+        told = [] if status else [{"step": 6, "seconds": 0.2}]
+        assert service.bodies("progress") == told
