@@ -46,9 +46,9 @@ else
 	exit $$status
 endif
 
-# Whole jobs wait for a good part of their time: with two at a time a third of two cores is idle.
+# Whole jobs wait for a good part of their time, so more at a time than there are cores.
 test-slow: $(STAMP) ## The tests that are marked slow: documents, frameworks, whole jobs with faults, hosts, browsers
-	$(PYTEST) $(TOGETHER) 3 -m slow
+	$(PYTEST) $(TOGETHER) 4 -m slow
 
 test-all: $(STAMP) ## All tests: "make test", then the other parts; says how long each took
 	@status=0; times=; \

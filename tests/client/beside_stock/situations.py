@@ -559,16 +559,6 @@ def inside_another(run: Run) -> None:
     simply(run, model)
 
 
-def skipped_blocks(run: Run) -> None:
-    """LayerDrop, with weights that take no part."""
-    module = Net()
-    model = run.wrap(module, find_unused_parameters=True)
-    optimizer = run.sgd(model)
-    for values in run.batches():
-        module.skipped = run.step % (BLOCKS + 1)
-        descend(run, optimizer, loss_of(model, values))
-
-
 def changed_flags(run: Run) -> None:
     """Blocks are frozen for some steps; dropout is on in others."""
     module = Net(dropout=0.2)
@@ -578,15 +568,6 @@ def changed_flags(run: Run) -> None:
         model.train(run.step % 3 != 0)
         module.blocks[run.step % 2].requires_grad_(run.step % 5 < 3)
         descend(run, optimizer, loss_of(model, values))
-
-
-def static_graph(run: Run) -> None:
-    module = Net(dropout=0.2)
-    module.is_reentrant = True
-    model = run.wrap(module, static_graph=True)
-    optimizer = run.sgd(model)
-    for values in run.batches():
-        descend(run, optimizer, loss_of(model, values.requires_grad_()))
 
 
 def recomputed(run: Run) -> None:

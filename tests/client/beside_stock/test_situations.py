@@ -30,10 +30,8 @@ PLAIN = {
         Configuration(1),
         Configuration(400, channels=2),
         Configuration(25 * MIB, first_bucket_bytes=1 if torchs.HAS_BUCKET_CAPS else 0),
-        Configuration(600, channels=4),
     ),
     "sharded": (
-        Configuration(UNIT_BYTES, kept_units=1),
         Configuration(UNIT_BYTES, channels=2, scatter_group="own"),
         Configuration(UNIT_BYTES, kept_units=1, channels=4, prefetch=1),
         Configuration(UNIT_BYTES, kept_units=2),
@@ -41,7 +39,6 @@ PLAIN = {
 }
 ALL = {
     "replicated": (
-        Configuration(1),
         Configuration(25 * MIB, first_bucket_bytes=1),
         Configuration(300, channels=4, last_bucket_bytes=200),
         Configuration(600, channels=2, buckets=(2, 1, 3)),
@@ -49,7 +46,6 @@ ALL = {
     if torchs.HAS_BUCKET_CAPS
     else PLAIN["replicated"],
     "sharded": (
-        Configuration(UNIT_BYTES, kept_units=1),
         Configuration(UNIT_BYTES, channels=2, scatter_group="own"),
         Configuration(2**20, kept_units=1),
         Configuration(500, channels=4, prefetch=1),
@@ -111,9 +107,7 @@ TABLE = (
     Row(they.several_losses),
     Row(they.two_models),
     Row(they.inside_another, REPLICATED, PLAIN),
-    Row(they.skipped_blocks, REPLICATED, PLAIN),
     Row(they.changed_flags, tried=PLAIN),
-    Row(they.static_graph, REPLICATED),
     Row(they.recomputed),
     Row(they.compiled_step),
     Row(they.own_collectives),

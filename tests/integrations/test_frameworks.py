@@ -1,0 +1,111 @@
+"""Accelerate, the Trainer of HF transformers, Lightning and Fabric train with ours to the weights
+that they train to with torch's class: with buckets that are cut anew by hand, and tuned by a
+service, which here tries what a script says, so that all of it is tried whatever it brings.
+
+They wrap, adjust, unwrap and save a model without ever asking us: what of torch's class they rely
+on, and ours lacked, would end or change a training that was only meant to become faster. In one
+file, as one process runs it: its four ranks import the frameworks once.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_client import Configuration
+from tests.client.agent.scripted_service import ScriptedService
+from tests.integrations.arms import OURS, Arm
+from tests.integrations.conftest import Arms
+from tests.integrations.lacking import needs
+
+pytestmark = pytest.mark.slow
+
+PACKAGES = {
+    "accelerate_loops": ("accelerate",),
+    "fabric_loops": ("lightning",),
+    "hand_written_loops": (),
+    "lightning_fits": ("lightning",),
+    "trainer_loops": ("transformers", "accelerate"),
+}
+BY_HAND = {
+    "accelerate_loops": (
+        "accumulation",
+        "bf16",
+        "hook",
+        "state",
+        "second_prepare",
+        "triggered",
+    ),
+    "fabric_loops": ("accumulation", "bf16", "state"),
+    "lightning_fits": ("fit", "bf16", "resumed", "static_graph"),
+    "trainer_loops": ("default", "accumulation", "resumed"),
+}
+TRIED = (
+    Configuration(first_bucket_bytes=2**20),
+    Configuration(1500, channels=2),
+    Configuration(1),
+    Configuration(2500, channels=4),
+)
+FEWEST_TRIED = 2
+"""Of these, in the steps that a training has on a busy machine."""
+TUNED = (
+    ("hand_written_loops:checkpoints", 3, OURS),
+    ("accelerate_loops:unused_parameters", 5, OURS),
+    ("trainer_loops:default", 5, OURS),
+    ("lightning_fits:averaged", 3, OURS),
+    # What these do to a wrapper does not depend on how it became ours.
+    *((f"lightning_fits:{it}", 3, (Arm.NAMED,)) for it in ("thawed", "frozen", "twice")),
+    ("lightning_fits:adversaries", 3, (Arm.NAMED,)),
+)
+LEFT_ALONE = (
+    ("accelerate_loops:stateful_hook", False, OURS),
+    ("lightning_fits:twice_static", False, (Arm.NAMED,)),
+    ("lightning_fits:twice_static", True, OURS),
+)
+
+
+def case(scenario: str, arm: Arm, *more: object) -> object:
+    """Skipped without its framework."""
+    named = " ".join(map(str, (scenario, *more, arm.value)))
+    marks = needs(*PACKAGES[scenario.partition(":")[0]])
+    return pytest.param(arm, scenario, *more, marks=marks, id=named)
+
+
+@pytest.mark.parametrize(
+    ("arm", "scenario"),
+    [
+        case(f"{loops}:{name}", arm)
+        for loops, names in BY_HAND.items()
+        for name in names
+        for arm in OURS
+    ],
+)
+def test_buckets_are_recut_by_hand(arms: Arms, arm: Arm, scenario: str) -> None:
+    for trained in arms.compare(arm, scenario):
+        assert trained.refusals == set()
+
+
+@pytest.mark.parametrize(
+    ("arm", "scenario", "times"),
+    [case(scenario, arm, times) for scenario, times, of in TUNED for arm in of],
+)
+def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: int) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
+        ranks = arms.compare(arm, scenario, times, service.url, cuts=FEWEST_TRIED)
+        assert service.bodies("disagreement") == []
+    words = {str(configuration) for configuration in TRIED}
+    for trained in ranks:
+        assert len(trained.configurations & words) >= FEWEST_TRIED
+
+
+@pytest.mark.parametrize(
+    ("arm", "scenario", "by_hand"),
+    [case(scenario, arm, by_hand) for scenario, by_hand, of in LEFT_ALONE for arm in of],
+)
+def test_what_a_recut_would_spoil_is_left_alone(
+    arms: Arms, arm: Arm, scenario: str, by_hand: bool
+) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
+        ranks = arms.compare(arm, scenario, 2, "" if by_hand else service.url, cuts=1)
+    for trained in ranks:
+        assert trained.configurations == {str(TRIED[0])}
+        assert bool(trained.refusals) is by_hand
