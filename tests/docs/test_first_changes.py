@@ -22,6 +22,7 @@ from tests.strangers import lay
 
 pytestmark = pytest.mark.slow
 
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
 BLOCKS = list(blocks(ROOT / "docs/extending.md"))
 (DIFF,) = (block.text + "\n" for block in BLOCKS if block.language == "diff")
 FILES = {
@@ -34,7 +35,7 @@ FILES = {
 def passes(arguments: list[str], folder: Path, *path: Path) -> None:
     """Pytest finds tests in the folder, and none fails; with these packages before all others."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", *WITHOUT, *arguments],
         cwd=folder,
         env={
             **scratch_environment(folder),

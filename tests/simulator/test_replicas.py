@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_simulator import Cluster, Simulator, Workload
@@ -28,7 +28,6 @@ def seconds(workload: Workload, cluster: Cluster, sends: Sends, **knobs: int | s
     return Replicas(Simulator(workload, cluster), sends).step_seconds(knobs)
 
 
-@settings(max_examples=100)
 @given(SIZES, NAMES, KNOBS, st.floats(1.1, 50))
 def test_more_bandwidth_is_never_slower(
     sizes: list[int], name: str, knobs: dict[str, int | str], factor: float
@@ -39,7 +38,6 @@ def test_more_bandwidth_is_never_slower(
     assert then <= now * (1 + 1e-9)
 
 
-@settings(max_examples=100)
 @given(SIZES, st.sampled_from(["bytegrad", "low_precision_decentralized"]), KNOBS)
 def test_half_the_bytes_are_never_slower_on_a_slow_link(
     sizes: list[int], name: str, knobs: dict[str, int | str]
@@ -51,7 +49,6 @@ def test_half_the_bytes_are_never_slower_on_a_slow_link(
     assert seconds(workload, slow, half, **knobs) <= seconds(workload, slow, sends, **knobs)
 
 
-@settings(max_examples=30)
 @given(SIZES, KNOBS)
 def test_summed_gradients_are_the_jobs_own_steps(
     sizes: list[int], knobs: dict[str, int | str]

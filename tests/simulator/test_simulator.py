@@ -32,7 +32,6 @@ pytestmark = pytest.mark.slow
 SIMULATOR = Simulator(make_workload(), make_cluster())
 
 
-@settings(max_examples=50)
 @given(SIZES, CONFIGURATIONS, st.floats(1.1, 50))
 def test_more_bandwidth_is_never_slower(sizes: list[int], knobs: Knobs, factor: float) -> None:
     cluster, knobs = make_cluster(), {**knobs, "channels": 1}
@@ -42,7 +41,6 @@ def test_more_bandwidth_is_never_slower(sizes: list[int], knobs: Knobs, factor: 
     assert then <= now * (1 + 1e-9)
 
 
-@settings(max_examples=50)
 @given(SIZES, CONFIGURATIONS)
 def test_a_step_lasts_at_least_its_computing_and_its_sending(
     sizes: list[int], knobs: Knobs
@@ -105,7 +103,6 @@ def test_a_value_that_no_knob_has_is_refused_by_name(knobs: Knobs) -> None:
         SIMULATOR.step_seconds(knobs)
 
 
-@settings(max_examples=50)
 @given(CONFIGURATIONS, st.sampled_from([0.0, 0.05]), st.integers(0, 2**32))
 def test_a_profile_is_possible(knobs: Knobs, noise: float, seed: int) -> None:
     profile = SIMULATOR.profile(knobs, 7, np.random.default_rng(seed), noise)

@@ -158,7 +158,6 @@ def ranks_of(history: History, services: list[Any], chance: random.Random) -> li
     ]
 
 
-@settings(max_examples=300)
 @given(histories(longest_life=200))
 def test_whatever_died_before_all_ranks_are_told_the_same_and_it_goes_on(history):
     chance = random.Random(history.seed)

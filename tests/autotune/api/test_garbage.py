@@ -54,7 +54,6 @@ def kept(app: Flask) -> Any:
 
 
 @settings(
-    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -76,7 +75,7 @@ def test_garbage_is_refused_or_taken_but_never_breaks(
     assert [{key: o[key] for key in ("step", "seconds")} for o in stored[:4]] == kept
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(body=st.composite(odd)())
 @pytest.mark.slow
 def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
@@ -98,7 +97,6 @@ def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
 
 
 @settings(
-    max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(path=st.text(max_size=40), query=st.text(max_size=20))

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
@@ -34,7 +34,6 @@ def check_close(found: Cost, truth: Cost, tolerance: float) -> None:
 NETWORKS = {"rate": st.floats(-11, -8), "half": st.floats(16, 24), "seed": st.integers(0, 2**32)}
 
 
-@settings(max_examples=40)
 @given(**NETWORKS)
 def test_known_costs_are_found_again_under_noise(rate: float, half: float, seed: int) -> None:
     truth = Cost(10**rate * 2**half, 10**rate)
@@ -46,7 +45,6 @@ def test_known_costs_are_found_again_under_noise(rate: float, half: float, seed:
     assert found.costs[FLAT].seconds_per_byte == pytest.approx(truth.seconds_per_byte, rel=0.15)
 
 
-@settings(max_examples=40)
 @given(kind=st.sampled_from([LEADERS, TWO, BOTH, Kind("shards", 4)]), **NETWORKS)
 @example(kind=BOTH, rate=-9.0, half=16.0, seed=1524)
 def test_of_buckets_that_overlap_the_time_of_all_is_found_again(
@@ -248,7 +246,6 @@ def odd_profiles(draw: st.DrawFn) -> Profile:
 KINDS = st.sampled_from([FLAT, LEADERS, TWO, BOTH, BF16, Kind("off", 4), Kind("x", "y", "z")])
 
 
-@settings(max_examples=200)
 @given(
     st.lists(st.tuples(KINDS, st.lists(odd_profiles(), min_size=1, max_size=3)), max_size=3),
     st.dictionaries(KINDS, st.just(SOME), max_size=2),

@@ -4,7 +4,7 @@ import math
 import tracemalloc
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
@@ -143,7 +143,6 @@ def explicit_of(
 FEW_SIZES: Space = {**EVERY_KNOB, "bucket_bytes": LogInteger(low=MIB, high=32 * MIB)}
 
 
-@settings(max_examples=30)
 @example([20_000, 56_580, 0, 0], 1).via("more buckets than any size cuts")
 @given(st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40), st.sampled_from([1, 2, 4]))
 def test_explicit_lists_are_others_than_sizes_can_cut_at_most_one_for_each_way_to_reduce(

@@ -62,6 +62,12 @@ WAYS = {
 }
 
 
+@pytest.fixture
+def beside_flat(pair_of_ranks: RankPool) -> Beside:
+    """For what does not meet the way that buckets travel."""
+    return Beside(pair_of_ranks, FLAT)
+
+
 @pytest.fixture(params=list(WAYS))
 def beside(request: pytest.FixtureRequest) -> Beside:
     """Each of the ways in turn."""

@@ -50,8 +50,8 @@ def _options(recuts: Recuts) -> str | None:
     return side_by_side(_layers(), _backward, recuts, wrap=wrap)
 
 
-def test_positional_arguments(beside: Beside) -> None:
-    beside.check(_options)
+def test_positional_arguments(beside_flat: Beside) -> None:
+    beside_flat.check(_options)
 
 
 def _mesh(recuts: Recuts) -> str | None:
@@ -59,8 +59,8 @@ def _mesh(recuts: Recuts) -> str | None:
     return side_by_side(_layers(), _backward, recuts, device_mesh=mesh)
 
 
-def test_a_device_mesh(beside: Beside) -> None:
-    beside.check(_mesh)
+def test_a_device_mesh(beside_flat: Beside) -> None:
+    beside_flat.check(_mesh)
 
 
 def _keywords(recuts: Recuts, options: dict[str, Any]) -> str | None:
@@ -72,8 +72,8 @@ def _keywords(recuts: Recuts, options: dict[str, Any]) -> str | None:
     [{"batched_grad_copy": True}, {"bucket_cap_mb": 0.001}, {"bucket_cap_mb_list": [1, 2]}],
     ids=lambda options: next(iter(options)),
 )
-def test_keywords(beside: Beside, options: dict[str, Any]) -> None:
-    beside.check(_keywords, options)
+def test_keywords(beside_flat: Beside, options: dict[str, Any]) -> None:
+    beside_flat.check(_keywords, options)
 
 
 def _static_graph_later(recuts: Recuts) -> str | None:
@@ -85,8 +85,8 @@ def _static_graph_later(recuts: Recuts) -> str | None:
     return side_by_side(_layers(), _backward, recuts, wrap=wrap)
 
 
-def test_a_graph_that_is_called_static_after_wrapping(beside: Beside) -> None:
-    beside.check(_static_graph_later)
+def test_a_graph_that_is_called_static_after_wrapping(beside_flat: Beside) -> None:
+    beside_flat.check(_static_graph_later)
 
 
 def _attributes() -> None:
@@ -159,8 +159,8 @@ def _own_buffers(recuts: Recuts, options: dict[str, bool]) -> str | None:
     ids=lambda options: next(iter(options)),
 )
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-def test_buffers_that_stay_each_ranks_own(beside: Beside, options: dict[str, bool]) -> None:
-    beside.check(_own_buffers, options)
+def test_buffers_that_stay_each_ranks_own(beside_flat: Beside, options: dict[str, bool]) -> None:
+    beside_flat.check(_own_buffers, options)
 
 
 # tune
@@ -182,8 +182,8 @@ def _tuned(recuts: Recuts, made_of: type[Stock]) -> str | None:
 
 
 @pytest.mark.parametrize("made_of", [Stock, Theirs])
-def test_tune_in_place(beside: Beside, made_of: type[Stock]) -> None:
-    beside.check(_tuned, made_of)
+def test_tune_in_place(beside_flat: Beside, made_of: type[Stock]) -> None:
+    beside_flat.check(_tuned, made_of)
 
 
 def _tuned_in_the_middle(recuts: Recuts, made_of: type[Stock]) -> str | None:
@@ -199,8 +199,8 @@ def _tuned_in_the_middle(recuts: Recuts, made_of: type[Stock]) -> str | None:
     return side_by_side(_layers(), _backward, recuts, wrap=wrap)
 
 
-def test_tune_in_the_middle(beside: Beside) -> None:
-    beside.check(_tuned_in_the_middle, Theirs)
+def test_tune_in_the_middle(beside_flat: Beside) -> None:
+    beside_flat.check(_tuned_in_the_middle, Theirs)
 
 
 def _identity_of_a_tuned_wrapper() -> None:

@@ -91,8 +91,8 @@ def _copied(recuts: Recuts, how: str) -> str | None:
 
 
 @pytest.mark.parametrize("how", list(COPIES))
-def test_copies_of_the_wrapper(beside: Beside, how: str) -> None:
-    beside.check(_copied, how)
+def test_copies_of_the_wrapper(beside_flat: Beside, how: str) -> None:
+    beside_flat.check(_copied, how)
 
 
 def _copied_with_a_hook(recuts: Recuts) -> str | None:
@@ -105,8 +105,8 @@ def _copied_with_a_hook(recuts: Recuts) -> str | None:
     return found or _train(*twins, sizes_only(recuts[:1]))
 
 
-def test_a_copy_of_a_wrapper_with_a_hook(beside: Beside) -> None:
-    beside.check(_copied_with_a_hook)
+def test_a_copy_of_a_wrapper_with_a_hook(beside_flat: Beside) -> None:
+    beside_flat.check(_copied_with_a_hook)
 
 
 def _averaged(recuts: Recuts) -> str | None:
@@ -121,8 +121,8 @@ def _averaged(recuts: Recuts) -> str | None:
     return difference(averages[0], averages[1], "averaged")
 
 
-def test_averaged_model(beside: Beside) -> None:
-    beside.check(_averaged)
+def test_averaged_model(beside_flat: Beside) -> None:
+    beside_flat.check(_averaged)
 
 
 def _checkpointed(recuts: Recuts) -> str | None:
@@ -159,8 +159,8 @@ def _checkpointed(recuts: Recuts) -> str | None:
     return found or difference(*pair, "after loading") or _train(*pair, recuts)
 
 
-def test_distributed_checkpoints_go_both_ways(beside: Beside) -> None:
-    beside.check(_checkpointed)
+def test_distributed_checkpoints_go_both_ways(beside_flat: Beside) -> None:
+    beside_flat.check(_checkpointed)
 
 
 def _states(recuts: Recuts) -> str | None:
@@ -182,8 +182,8 @@ def _states(recuts: Recuts) -> str | None:
     return found or difference(*larger, "loaded") or _train(stock, ours, recuts)
 
 
-def test_states_go_both_ways(beside: Beside) -> None:
-    beside.check(_states)
+def test_states_go_both_ways(beside_flat: Beside) -> None:
+    beside_flat.check(_states)
 
 
 def _unwrapped(recuts: Recuts) -> str | None:
@@ -199,5 +199,5 @@ def _unwrapped(recuts: Recuts) -> str | None:
     return found or difference(model, inner, "unwrapped")
 
 
-def test_the_model_is_unwrapped_as_from_torchs_class(beside: Beside) -> None:
-    beside.check(_unwrapped)
+def test_the_model_is_unwrapped_as_from_torchs_class(beside_flat: Beside) -> None:
+    beside_flat.check(_unwrapped)

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
@@ -159,7 +159,6 @@ def test_several_sums_are_made_at_once() -> None:
     st.sampled_from([1024, RANGE_ELEMENTS, 4 * TILE_ELEMENTS]),
     st.data(),
 )
-@settings(max_examples=40)
 def test_a_range_is_compressed_as_a_chunk_of_its_own(
     rows: int, elements: int, dtype: torch.dtype, range_elements: int, data: st.DataObject
 ) -> None:
