@@ -1,8 +1,7 @@
-"""The wrapper is used like torch's: construction, state, buffers, groups, autocast, clipping."""
+"""The wrapper is used like torch's; what trainings do with it is in tests/client/beside_stock."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import sys
@@ -42,25 +41,6 @@ def _train_both(models: tuple[nn.Module, nn.Module], width: int = 6, steps: int 
             optimizer.step()
 
 
-# State
-
-
-def _state_goes_round() -> None:
-    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
-    state = {name: value.clone() for name, value in wrapped.state_dict().items()}
-    assert list(state) == [f"module.{name}" for name in wrapped.module.state_dict()]
-    with torch.no_grad():
-        for parameter in wrapped.parameters():
-            parameter.zero_()
-    assert wrapped.load_state_dict(state).missing_keys == []
-    for name, value in wrapped.state_dict().items():
-        assert torch.equal(value, state[name])
-
-
-def test_the_state_has_torchs_keys_and_loads_back(two_ranks: RankPool) -> None:
-    two_ranks.run(_state_goes_round)
-
-
 # Replicas and buffers
 
 
@@ -76,25 +56,6 @@ def _start_values() -> list[float]:
 def test_all_ranks_start_from_rank_0(two_ranks: RankPool) -> None:
     first, second = two_ranks.run(_start_values)
     assert first == second
-
-
-def _running_means(broadcast_buffers: bool) -> list[list[float]]:
-    models = pair(
-        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), broadcast_buffers=broadcast_buffers
-    )
-    _train_both(models)
-    for model in models:
-        with torch.no_grad():
-            model(torch.ones(3, 6))
-    return [model.module[1].running_mean.tolist() for model in models]
-
-
-@pytest.mark.parametrize("broadcast_buffers", [True, False])
-def test_buffers_follow_rank_0_as_in_torch(two_ranks: RankPool, broadcast_buffers: bool) -> None:
-    results = two_ranks.run(_running_means, broadcast_buffers)
-    assert (results[0][1] == results[1][1]) is broadcast_buffers
-    for stock, ours in results:
-        assert ours == pytest.approx(stock, rel=1e-4, abs=1e-6)
 
 
 # Several groups and models
@@ -116,38 +77,6 @@ def test_a_sub_group_trains_while_the_other_ranks_do_something_else(
     four_ranks: RankPool, ranks: list[int], hierarchical: str
 ) -> None:
     assert four_ranks.run(_train_in_sub_group, ranks, hierarchical) == [None] * 4
-
-
-def _train_generator_and_critic() -> list[str | None]:
-    generators, critics = pair(_model()), pair(nn.Linear(2, 1))
-    _seed_by_rank()
-    for step in range(6):
-        noise = torch.randn(5, 6)
-        for generator, critic in zip(generators, critics, strict=True):
-            generator.zero_grad(set_to_none=step % 2 == 0)
-            critic.zero_grad(set_to_none=step % 2 == 0)
-            critic(generator(noise)).mean().backward()
-    return [difference(*generators), difference(*critics)]
-
-
-def test_two_wrapped_models_share_a_loss(four_ranks: RankPool) -> None:
-    assert four_ranks.run(_train_generator_and_critic) == [[None, None]] * 4
-
-
-def _train_after_wrapping_again() -> str | None:
-    model = _model()
-    first = DistributedDataParallel(model)
-    first(torch.ones(1, 6)).mean().backward()
-    model.zero_grad()
-    del first
-    stock = Stock(copy.deepcopy(model))
-    ours = DistributedDataParallel(model)
-    _train_both((stock, ours))
-    return difference(stock, ours)
-
-
-def test_a_model_wrapped_again_is_reduced_once(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_train_after_wrapping_again) == [None, None]
 
 
 # Loops that are not one forward and one backward pass
@@ -202,47 +131,6 @@ def test_a_buffer_that_the_model_replaces_follows_rank_0_too(two_ranks: RankPool
     assert stock == others_stock
     assert ours == others_ours
     assert ours == pytest.approx(stock)
-
-
-# Autocast and clipping
-
-
-def _train_under_autocast() -> str | None:
-    models = pair(_model())
-    _seed_by_rank()
-    for _ in range(4):
-        inputs = torch.randn(5, 6)
-        for model in models:
-            model.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(inputs).float().square().mean()
-            loss.backward()
-    return difference(*models)
-
-
-def test_autocast(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_train_under_autocast) == [None, None]
-
-
-def _clipped_norms(as_view: bool) -> list[float]:
-    models = pair(_model(), gradient_as_bucket_view=as_view)
-    _seed_by_rank()
-    norms = []
-    for _ in range(3):
-        inputs = torch.randn(5, 6)
-        for model in models:
-            model.zero_grad()
-            model(inputs).square().sum().backward()
-            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
-        assert difference(*models) is None
-    return norms
-
-
-@pytest.mark.parametrize("as_view", [True, False])
-def test_gradient_clipping_sees_the_same_norm(two_ranks: RankPool, as_view: bool) -> None:
-    first, second = two_ranks.run(_clipped_norms, as_view)
-    assert first == second
-    assert first[1::2] == pytest.approx(first[0::2], rel=1e-4)
 
 
 # The size to start from
