@@ -121,7 +121,7 @@ def test_a_service_that_comes_late_is_found(
     service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
 ) -> None:
     steps_file = tmp_path / "steps"
-    training = begin(tuned_ranks(service.url), 5000, True, str(steps_file))
+    training = begin(tuned_ranks(service.url, (2,)), 5000, True, str(steps_file))
     wait_until(lambda: steps_file.exists() and int(steps_file.read_text()) > 30, "30 steps")
     service.start()
     reports = training.result()
@@ -184,12 +184,12 @@ def test_a_rank_that_stands_still_for_5_seconds_spoils_no_trial(
     service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
 ) -> None:
     service.start()
-    pool = tuned_ranks(service.url)
+    pool = tuned_ranks(service.url, (2,))
     training = begin(pool, 5000)
     wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
-    os.kill(pool.pids[2], signal.SIGSTOP)
+    os.kill(pool.pids[1], signal.SIGSTOP)
     time.sleep(5)
-    os.kill(pool.pids[2], signal.SIGCONT)
+    os.kill(pool.pids[1], signal.SIGCONT)
     reports = training.result()
     check(reports)
     assert service.job()["state"] == "finished"
