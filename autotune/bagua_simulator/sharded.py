@@ -45,12 +45,18 @@ class Unit:
 
     Attributes:
         forward_seconds: of computing with them; the backward pass takes ``BACKWARD_SHARE`` of it.
+        recomputing_seconds: by which its backward pass is longer.
     """
 
     name: str
     elements: int
     forward_seconds: float
     group: str = "blocks"
+    recomputing_seconds: float = 0.0
+
+    @property
+    def backward_seconds(self) -> float:
+        return self.forward_seconds * BACKWARD_SHARE + self.recomputing_seconds
 
 
 @dataclass
@@ -132,6 +138,10 @@ class ShardedSimulator:
             self._known[key] = self._run(configuration).end_seconds
         return self._known[key]
 
+    def computing_seconds(self, configuration: Mapping[str, Value]) -> float:
+        """Of such a step, without what it waits for parameters."""
+        return sum(unit.forward_seconds + unit.backward_seconds for unit in self.units)
+
     def profile(
         self,
         configuration: Mapping[str, Value],
@@ -141,7 +151,7 @@ class ShardedSimulator:
     ) -> Profile:
         """Rank 0's profile of a step, all of it longer or shorter by the same noise."""
         factor = float(generator.lognormal(0.0, noise)) if generator and noise else 1.0
-        trace, parts = self._run(configuration), self._parts(configuration)
+        trace, parts = self._run(configuration), self.parts(configuration)
         last = len(self.units) - 1
         ready = [0.0] * len(self.units)
         for each in trace.reductions:
@@ -184,14 +194,14 @@ class ShardedSimulator:
         shares = 1 - SPREAD * generator.random(self.cluster.world_size)
         return tuple((seconds * shares / shares.max()).tolist())
 
-    def _parts(self, configuration: Mapping[str, Value]) -> list[tuple[int, ...]]:
+    def parts(self, configuration: Mapping[str, Value]) -> list[tuple[int, ...]]:
         """The units that travel as one, in the order of the model."""
         last = len(self.units) - 1
         cut = self._cutter.cut(Cutting.of(Configuration(configuration)))
         return sorted(tuple(sorted(last - place for place in b.positions)) for b in cut)
 
     def _run(self, configuration: Mapping[str, Value]) -> _Trace:
-        return _Step(self, configuration, self._parts(configuration)).run()
+        return _Step(self, configuration, self.parts(configuration)).run()
 
 
 class _Step:
@@ -206,13 +216,18 @@ class _Step:
         units, cluster = simulator.units, simulator.cluster
         count = len(parts)
         elements = [sum(units[place].elements for place in part) for part in parts]
-        computing = [sum(units[place].forward_seconds for place in part) for part in parts]
         kept_from = len(units) - _number(configuration, "kept_units", 0)
         is_kept = [part == 0 or min(parts[part]) >= kept_from for part in range(count)]
         forward = [*range(count)]
         backward = forward[::-1]
-        self._tasks = [(p, computing[p], False) for p in forward]
-        self._tasks += [(p, computing[p] * BACKWARD_SHARE, True) for p in backward]
+        self._tasks = [
+            (part, sum(units[place].forward_seconds for place in parts[part]), False)
+            for part in forward
+        ]
+        self._tasks += [
+            (part, sum(units[place].backward_seconds for place in parts[part]), True)
+            for part in backward
+        ]
         self._share = (cluster.world_size - 1) / cluster.world_size
         narrow = PRECISIONS[str(configuration.get("wire_precision", "as_is"))]
         gathers, reduces = EIGHT_BITS.get(configuration.get("algorithm"), (1.0, narrow))

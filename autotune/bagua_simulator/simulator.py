@@ -170,6 +170,10 @@ class Simulator:
             self._known[key] = self.workload.forward_seconds + trace.end_seconds
         return self._known[key]
 
+    def computing_seconds(self, configuration: Mapping[str, Value]) -> float:
+        """Until the last gradient of such a step is ready, with launches and contention."""
+        return max(self.profile(configuration).ready_seconds)
+
     def sent_bytes(self, configuration: Mapping[str, Value]) -> float:
         """What crosses each node's link in a step, in each direction; arguments and errors as of
         :meth:`step_seconds`."""

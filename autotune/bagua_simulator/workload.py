@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bagua_wire.cutting import Tensor
@@ -44,6 +45,21 @@ class Workload:
     def compute_seconds(self) -> float:
         """The length of a step without communication."""
         return self.forward_seconds + self.ready_seconds[-1]
+
+    def recomputing(self, seconds: Sequence[float]) -> Workload:
+        """The workload of a model that recomputes its activations.
+
+        Args:
+            seconds: that each of its blocks recomputes, in the order of the model. The blocks are
+                taken to share the backward pass equally, and each recomputes when its turn comes.
+        """
+        length, count = self.ready_seconds[-1], len(seconds)
+        begins = [(place / count * length, each) for place, each in enumerate(reversed(seconds))]
+        delayed = tuple(
+            ready + sum(each for begin, each in begins if begin < ready)
+            for ready in self.ready_seconds
+        )
+        return replace(self, ready_seconds=delayed)
 
 
 @dataclass(frozen=True)

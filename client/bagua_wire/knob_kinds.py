@@ -279,6 +279,14 @@ def describe_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.0f} {unit}" if size_bytes >= 100 else f"{size_bytes:.3g} {unit}"
 
 
+def size_of(text: str) -> int:
+    """The bytes of ``4MiB``, or ``512``. Raises ValueError where that is no size."""
+    found = _size(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no size such as 4MiB")
+    return found
+
+
 def _size(word: str) -> int | None:
     found = SIZE.fullmatch(word.strip())
     if found is None or found[2].lower() not in UNITS:

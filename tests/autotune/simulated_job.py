@@ -11,6 +11,7 @@ import numpy as np
 
 from bagua_autotune.model.job import Event, JobSpec, Observation
 from bagua_autotune.model.knobs import SPACE, Domain
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
@@ -19,6 +20,7 @@ from bagua_client.agent.pace import DROPPED_STEPS, MOST_REDUCTIONS, SHORTEST_SEC
 from bagua_client.measuring.profiler import PROFILED_STEPS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
+from bagua_simulator.recomputation import RecomputingSimulator
 from bagua_simulator.sharded import ShardedSimulator
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.profile import Profile
@@ -34,6 +36,7 @@ DECISION_SECONDS = 0.1
 # Equal devices differ by so much in what they compute.
 COMPUTE_SPREAD = 0.01
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
+Simulated = Simulator | ShardedSimulator | RecomputingSimulator
 
 
 @dataclass
@@ -62,7 +65,7 @@ class SimulatedJob:
     """
 
     tuner: Tuner
-    simulator: Simulator | ShardedSimulator
+    simulator: Simulated
     job_id: str
     seed: int
     noise: float = 0.05
@@ -90,6 +93,8 @@ class SimulatedJob:
         self._profiled = 0
         self._switch_at: int | None = None
         self._watch: DriftWatch | None = None
+        self._proven_bytes = 0
+        self.refused: list[Configuration] = []
         usual = Configuration({knob: self.simulator.default[knob] for knob in self.knobs})
         self.configuration = self.baseline = self.default or usual
         self.tuner.register(self.job_id, self._spec())
@@ -128,9 +133,9 @@ class SimulatedJob:
         excess = self.true_seconds(self.configuration) / self.true_seconds(self.baseline) - 1
         self.lost_steps += max(0.0, excess)
         if self._trial is not None and self.step >= self._measured_from:
-            computing = self._computing(seconds)
+            computing = self._computing(seconds) if len(seconds) > 1 else None
             self._reported.append(Observation(self.step, seconds, computing, self.complexity))
-            if self._profiled < PROFILED_STEPS:
+            if self._profiled < PROFILED_STEPS and len(seconds) > 1:
                 self._profiled += 1
                 self.tuner.take_profile(self.job_id, self._trial, self._profile(factor))
         if self.step >= self._next_report and self._switch_at is None:
@@ -152,8 +157,8 @@ class SimulatedJob:
         launches, and with what communication slows computing down by. The slowest rank's decides.
         """
         if self._share[0] != (self.configuration, self.simulator):
-            ready_seconds = max(self.simulator.profile(self.configuration).ready_seconds)
-            share = ready_seconds / self.simulator.step_seconds(self.configuration)
+            computing_seconds = self.simulator.computing_seconds(self.configuration)
+            share = computing_seconds / self.simulator.step_seconds(self.configuration)
             self._share = (self.configuration, self.simulator), share
         spread = self._spread.normal(1.0, COMPUTE_SPREAD, len(seconds))
         spread[np.argmax(seconds)] = spread.max()
@@ -165,7 +170,9 @@ class SimulatedJob:
         before = self.tuner.open_trial(self.job_id)
         was_open = before.index if before else None
         if self._trial is not None and reported:
-            self.tuner.observe(self.job_id, self._trial, reported)
+            memory = self._memory(self.configuration)
+            self._proven_bytes = max(self._proven_bytes, memory.peak_bytes if memory else 0)
+            self.tuner.observe(self.job_id, self._trial, reported, memory)
         trial = self.tuner.open_trial(self.job_id)
         index = trial.index if trial else None
         if self._switch_at is None and (index != self._trial or not self.switches):
@@ -178,6 +185,9 @@ class SimulatedJob:
             self.tuner.observe(self.job_id, self._trial, self._reported)  # late
         status = self.status
         self._trial = status.trial.index if status.trial else None
+        if status.trial and not self._fits(status.configuration):
+            self._refuse(status.trial.index, status.configuration)
+            return
         before, self.configuration = self.configuration, status.configuration
         self.switches.append(Switch(self.step, self._trial, self.configuration))
         self._measured_from = self.step + DROPPED_STEPS
@@ -192,6 +202,30 @@ class SimulatedJob:
         else:
             event = Event("switched", self._trial, self.step, "", recut_seconds)
             self.tuner.take_event(self.job_id, event)
+
+    def _memory(self, configuration: Configuration, is_predicted: bool = False) -> Memory | None:
+        """What a configuration takes, where the simulator knows."""
+        simulator = self.simulator
+        if not isinstance(simulator, RecomputingSimulator) or simulator.room is None:
+            return None
+        room, peak = simulator.room, round(simulator.peak_bytes(configuration))
+        limit, device = round(room.limit_bytes), round(room.device_bytes)
+        return Memory(
+            peak_bytes=peak, limit_bytes=limit, device_bytes=device, is_predicted=is_predicted
+        )
+
+    def _fits(self, configuration: Configuration) -> bool:
+        simulator = self.simulator
+        is_known = isinstance(simulator, RecomputingSimulator)
+        return not is_known or simulator.fits(configuration, self._proven_bytes)
+
+    def _refuse(self, trial: int, configuration: Configuration) -> None:
+        """The ranks do not try it, and go on with the default."""
+        self.refused.append(configuration)
+        self._trial, self.configuration = None, self.baseline
+        self._next_report = self.step + 1
+        told = Event("infeasible", trial, self.step, "no room")
+        self.tuner.take_event(self.job_id, told, self._memory(configuration, is_predicted=True))
 
     @property
     def _is_decided(self) -> bool:
@@ -228,13 +262,13 @@ class SimulatedJob:
         )
 
 
-def space_of(simulator: Simulator | ShardedSimulator, knobs: Sequence[str]) -> dict[str, Domain]:
+def space_of(simulator: Simulated, knobs: Sequence[str]) -> dict[str, Domain]:
     """The job's knobs of these names, as the service reads them."""
     return SPACE.validate_python({knob: simulator.space[knob] for knob in knobs})
 
 
 def truth(
-    simulator: Simulator | ShardedSimulator,
+    simulator: Simulated,
     default: Configuration | None = None,
     knobs: Sequence[str] = KNOBS,
 ) -> dict[Configuration, float]:

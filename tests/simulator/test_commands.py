@@ -335,3 +335,19 @@ def test_the_examples_of_the_documentation_run_as_printed() -> None:
     for arguments, printed in examples:
         lines = output(*arguments).splitlines()
         assert [line for line in printed if line != "..." and line not in lines] == []
+
+
+def test_recomputed_blocks_are_told_with_the_memory_that_fewer_take() -> None:
+    one = ["--nodes", "1", "--ranks-per-node", "1", "--bandwidth", "25Gbit", "--latency", "10us"]
+    asked = ["simulate", "--model", "gpt2-medium", *one, "--recomputed", "24"]
+    room = ["--block-memory", "1536MiB", "--free-memory", "20GiB"]
+    done = CliRunner().invoke(main, [*asked, *room])
+    assert done.exit_code == 0, done.output
+    rows = [line.split("\t") for line in done.stdout.splitlines()[2:-1]]
+    assert [row[0] for row in rows] == ["24", "20", "17", "14", "10"]
+    assert [row[2] for row in rows] == ["0 B", "4.5 GiB", "9 GiB", "13.5 GiB", "19.5 GiB"]
+    assert "best: 10 recomputed, 1.17x over all, 2.5 ms for each GiB" in done.stdout
+    found = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert [row["recomputed"] for row in found["rows"]] == [24, 18, 12, 6, 0]
+    for wrong in (["--free-memory", "much"], ["--algorithms"], ["--plot", "a.png"]):
+        assert CliRunner().invoke(main, [*asked, *wrong]).exit_code == 2

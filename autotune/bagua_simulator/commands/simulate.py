@@ -22,11 +22,12 @@ from bagua_simulator.cluster import (
     parse_duration,
 )
 from bagua_simulator.commands.compared import show_comparison
+from bagua_simulator.commands.recomputed import show_recomputed
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import Record, RecordError, load_record
 from bagua_simulator.sweep import PlotError, Point, Sweep, plot, sweep
 from bagua_simulator.workloads import CATALOG, load
-from bagua_wire.knob_kinds import describe_bytes
+from bagua_wire.knob_kinds import describe_bytes, size_of
 from bagua_wire.words import describe, describe_knob
 
 Callback = Callable[[click.Context, click.Parameter, str | None], Any]
@@ -75,6 +76,16 @@ def counts(most: int) -> Callback:
         return [kind.convert(each, parameter, context) for each in text.split(",")]
 
     return read
+
+
+def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """A callback for an option that is a size."""
+    if text is None:
+        return None
+    try:
+        return size_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def simulators_of(model: str, asked: Sequence[Asked]) -> list[Simulator]:
@@ -167,6 +178,13 @@ def _changed(measured: Cluster, asked: Asked) -> Cluster:
 @click.option("--algorithms", "compares", is_flag=True,
               help="Compare DDP, every algorithm and sharded models, each at its best setting; "
               "also done where one of the four options above has several values.")  # fmt: skip
+@click.option("--recomputed", "blocks", type=click.IntRange(1, 1000), metavar="N",
+              help="The model has so many blocks, which recompute their activations: step times by "
+              "how many of them do. Each takes its part of the forward pass.")  # fmt: skip
+@click.option("--block-memory", callback=size, default="0B", metavar="1.5GiB",
+              help="What a block keeps if it is not recomputed.")  # fmt: skip
+@click.option("--free-memory", callback=size, metavar="40GiB",
+              help="What may be used beside the peak with all blocks recomputed.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg",
               help="Draw the step times over the bucket size.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write everything as JSON.")
@@ -177,6 +195,9 @@ def simulate(
     bandwidth: list[float] | None,
     latency: list[float] | None,
     compares: bool,
+    blocks: int | None,
+    block_memory: int,
+    free_memory: int | None,
     plot_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -187,13 +208,18 @@ def simulate(
     """
     asked = every(nodes, ranks_per_node, bandwidth, latency)
     compares = compares or len(asked) > 1
-    if compares and plot_path:
+    if (compares or blocks) and plot_path:
         raise click.UsageError("--plot draws one network and no algorithms")
+    if compares and blocks:
+        raise click.UsageError("--recomputed is for one network and no algorithms")
     try:
         simulators = simulators_of(model, asked)
-        found = None if compares else sweep(simulators[0])
+        found = None if compares or blocks else sweep(simulators[0])
     except (RecordError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+    if blocks:
+        show_recomputed(simulators[0], blocks, block_memory, free_memory, as_json)
+        return
     if found is None:
         show_comparison([compare(each) for each in simulators], simulators[0], as_json)
         return
