@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bagua_autotune.deciding.decision import needs_as_much
+from bagua_autotune.deciding.room import needs_as_much
 from bagua_autotune.measuring.confirmation import FEWEST_PAIRS, MOST_PAIRS, is_undecided
 from bagua_autotune.model.statistics import Estimate, Interval, difference
 from bagua_autotune.search.design import spread

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bagua_autotune.costs.collectives import Cost, Costs, Kind, kinds_of
 from bagua_autotune.costs.layouts import Layouts
 from bagua_autotune.costs.model import CostModel, Predictor, fit_model
+from bagua_autotune.costs.recomputation import Recomputing, RecomputingModel
 from bagua_autotune.costs.sharded import ShardedModel, is_sharded
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Kind",
     "Layouts",
     "Predictor",
+    "Recomputing",
+    "RecomputingModel",
     "ShardedModel",
     "fit_model",
     "is_sharded",

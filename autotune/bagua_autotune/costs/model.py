@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -178,6 +179,12 @@ class CostModel:
         self.alternatives = np.zeros((0, len(costs), 3)) if alternatives is None else alternatives
         self.misfit = misfit
         self._latest: tuple[Sequence[Configuration], Floats] | None = None
+
+    def computing(self, share: float) -> CostModel:
+        """The same where computing takes this part of the time."""
+        other = copy(self)
+        other.ready_seconds, other._latest = self.ready_seconds * share, None
+        return other
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor. Raises KeyError for a kind that has no costs."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
@@ -167,8 +168,15 @@ class ShardedModel:
         busy = median(min(_busy_seconds(p) / p.step_seconds, 1.0) for p in first[1])
         self.slope, self._slope_error, self._rest = _line(measured, busy)
         communication, steps = np.array(measured).T
+        self._first_seconds = float(self._rest + self.slope * communication[0])
         errors = np.log(steps) - self._log_steps(communication)
         self.misfit = float(np.sqrt(np.mean(np.square(errors))))
+
+    def computing(self, share: float) -> ShardedModel:
+        """The same where computing takes this part of the time: nearly all of the first step."""
+        other = copy(self)
+        other._rest = self._rest - (1 - share) * self._first_seconds
+        return other
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor."""

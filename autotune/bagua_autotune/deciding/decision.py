@@ -14,6 +14,7 @@ from enum import Enum, auto
 from functools import cached_property
 from statistics import fmean
 
+from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_large
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import (
@@ -38,7 +39,7 @@ from bagua_autotune.model.reasons import (
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_wire.configuration import Configuration, Value
-from bagua_wire.knobs import MEMORY_KNOBS
+from bagua_wire.knobs import RECOMPUTED_KNOB
 from bagua_wire.messages import DISAGREED
 
 MOST_FAILURES = 3
@@ -166,6 +167,8 @@ def _start(basis: _Basis) -> Propose | Keep | None:
     baseline = round_.defaults.first
     if stored is None or baseline is None or len(round_.trials) > len(set(first)):
         return None
+    if more_fits(round_):
+        return None
     if round_.number == 0 and stored == job.baseline:
         return Keep(job.baseline, reason=BEST_BEFORE)
     found = measured_in(round_.trials, stored)
@@ -193,7 +196,7 @@ def _search(
     ending: Ending | None = Ending.ENOUGH
     if not is_confirming:
         ending = why_search_ends(
-            searches, problem, searcher, job.limits, visits, trial_steps, basis.round.most_gain
+            searches, problem, searcher, job.limits, visits, trial_steps, _most_gain(basis, problem)
         )
     if ending is None:
         return Propose("search", searcher.ask())
@@ -208,6 +211,16 @@ def _search(
             return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
     return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
+
+
+def _most_gain(basis: _Basis, problem: Problem) -> float:
+    """The most that can be gained over the default, in cost; infinite where it is not known."""
+    round_, default = basis.round, basis.round.defaults.first
+    floor = round_.floor
+    if floor is None or default is None:
+        return round_.most_gain
+    fewest = min(each.number(RECOMPUTED_KNOB) for each in problem.candidates)
+    return default.center - floor.cost if floor.recomputed <= fewest else math.inf
 
 
 def told_searcher(
@@ -230,6 +243,7 @@ def _allowed(basis: _Basis, problem: Problem) -> Problem:
     if not banned:
         return problem
     hopeless, unfit = basis.hopeless_values, too_large(basis.trials)
+    room = Room(basis.trials, basis.job.baseline)
     measured = {trial.configuration for trial in basis.trials if trial.estimate}
     kept = {basis.job.baseline, *measured} - banned
     allowed = tuple(
@@ -240,6 +254,7 @@ def _allowed(basis: _Basis, problem: Problem) -> Problem:
             c not in banned
             and hopeless.isdisjoint(c.items())
             and not any(needs_as_much(c, other) for other in unfit)
+            and room.may_fit(c)
         )
     )
     return replace(problem, candidates=allowed)
@@ -321,18 +336,26 @@ def why_search_ends(
         trial_steps: of the training, from one trial to the next.
         most_gain: over the default, by the communication that it does not hide; see ceiling.
     """
-    measured = [trial for trial in trials if trial.state == "measured"]
+    # Of one that runs the searcher was told what it expects.
+    measured = [trial for trial in trials if trial.estimate or trial.is_open]
     begun = sum(trial.was_tried for trial in trials)
     if max(begun, len(trials) - begun) >= limits.max_samples:
         return Ending.ENOUGH
     if set(problem.candidates) <= {trial.configuration for trial in measured}:
         return Ending.ENOUGH
-    shows_nothing = (
+    shown = least_shown(visits) / visits.scale
+    if RECOMPUTED_KNOB in problem.space:
+        default, best = (
+            searcher.expected_cost(c) for c in (problem.candidates[0], searcher.best())
+        )
+        if most_gain - (default - best) < shown:
+            # The best computes as little as can be, and hides its communication.
+            return Ending.ENOUGH
+    elif (
         len(measured) >= searcher.initial_trials
-        and most_gain < least_shown(visits) / visits.scale
+        and most_gain < shown
         and not _is_clearly_beaten(problem.candidates[0], measured)
-    )
-    if shows_nothing:
+    ):
         return Ending.NOT_SHOWN
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:
@@ -385,50 +408,3 @@ def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher
     before = [searcher.expected_cost(configuration) for configuration in set(tried[:-count])]
     since = [searcher.expected_cost(configuration) for configuration in set(tried)]
     return min(before) - min(since) if before else math.inf
-
-
-# What is not tried for want of memory: what the ranks said does not fit, and what is larger.
-
-
-def too_large(trials: Sequence[Trial]) -> list[Configuration]:
-    """The configurations that do not fit, as far as is known by now.
-
-    What was only too far from all that had been measured may be asked for again once a trial took
-    more memory than all before it.
-
-    Args:
-        trials: in the order in which they were made.
-    """
-    return [
-        trial.configuration
-        for place, trial in enumerate(trials)
-        if trial.state == "infeasible"
-        and not (
-            trial.memory is not None
-            and trial.memory.is_unproven
-            and _most_measured(trials[place:]) > _most_measured(trials[:place])
-        )
-    ]
-
-
-def _memory_rank(knob: str, value: Value) -> float:
-    """A number that is larger if a value takes more memory; NaN: that is not known."""
-    return MEMORY_KNOBS.get(knob, math.nan) * value if isinstance(value, int) else math.nan
-
-
-def needs_as_much(
-    candidate: Configuration,
-    other: Configuration,
-    rank: Callable[[str, Value], float] = _memory_rank,
-) -> bool:
-    """Whether a configuration surely needs as much memory as another one: they differ only in knobs
-    of which more costs more, and it has at least as much of each."""
-    return candidate.keys() == other.keys() and all(
-        value == other[knob] or rank(knob, value) >= rank(knob, other[knob])
-        for knob, value in candidate.items()
-    )
-
-
-def _most_measured(trials: Sequence[Trial]) -> int:
-    peaks = (trial.memory.peak_bytes for trial in trials if trial.estimate and trial.memory)
-    return max(peaks, default=0)

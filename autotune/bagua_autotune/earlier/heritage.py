@@ -14,7 +14,8 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import fits, left_by
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration
-from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
+from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec, Trial
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     NOT_SHOWN,
@@ -66,10 +67,12 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     configuration: dict[str, Any] | None = None
     gain: float | None = None
     earlier: Earlier | None = None
+    refused: Memory | None = None
     sources = [timed, priced]
     if same and same.result and _is_telling(same) and fits(same.result.configuration, spec):
         configuration = dict(same.result.configuration)
         gain = math.log(max(same.result.speedup, 1.0))
+        refused = _least_refused(store.trials.of(same.id))
         sources.insert(0, same)
     if previous:
         earlier = left_by(Round.of(previous, store.trials.of(previous.id)), spec)
@@ -93,7 +96,14 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         costs={kind.key: astuple(cost) for kind, cost in costs.items()},
         source=next((job.id for job in sources if job), ""),
         earlier=earlier,
+        refused=refused,
     )
+
+
+def _least_refused(trials: Sequence[Trial]) -> Memory | None:
+    """Of what did not fit in memory what needs the least."""
+    refused = (trial.memory for trial in trials if trial.state == "infeasible" and trial.memory)
+    return min(refused, key=lambda memory: memory.peak_bytes, default=None)
 
 
 def _begun_with(spec: JobSpec) -> Inherited | None:

@@ -7,6 +7,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import median
 
 from bagua_autotune.costs import (
     Cost,
@@ -15,12 +16,15 @@ from bagua_autotune.costs import (
     Kind,
     Layouts,
     Predictor,
+    Recomputing,
+    RecomputingModel,
     ShardedModel,
     fit_model,
     is_sharded,
     kinds_of,
 )
 from bagua_autotune.earlier.restart import told_before
+from bagua_autotune.measuring.ceiling import LATEST_STEPS, paces
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Trial
@@ -30,7 +34,7 @@ from bagua_autotune.search.candidates import enumerate_candidates, explicit_cand
 from bagua_autotune.store import Store
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
-from bagua_wire.knobs import PARTITION_KNOB
+from bagua_wire.knobs import PARTITION_KNOB, RECOMPUTED_KNOB
 from bagua_wire.profile import Profile
 
 logger = logging.getLogger(__name__)
@@ -68,11 +72,14 @@ class Knowledge:
         told = told_before(round_) + [t.configuration for t in round_.trials]
         model = self._fit(round_, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
-        if isinstance(model, CostModel) and _offers_lists(job, told):
+        of_buckets = model.model if isinstance(model, RecomputingModel) else model
+        if isinstance(of_buckets, CostModel) and _offers_lists(job, told):
             # One for each way to reduce: with every fit the list changes a little.
             own = [c for c in lists if c != round_.stored_best]
             tried = {configuration.get("hierarchical") for configuration in own}
-            new = explicit_candidates(job.space, job.baseline, candidates, layouts, model)
+            new = explicit_candidates(
+                job.space, _least_recomputed(round_), candidates, layouts, of_buckets
+            )
             lists += [c for c in new if c.get("hierarchical") not in tried and c not in lists]
         # What a training names need be none of them, and may be the best.
         known = set(candidates)
@@ -109,16 +116,31 @@ class Knowledge:
         candidates, layouts = self._fixed(job.id, job.created_at)
         own = [trial for trial in round_.visits.undisturbed if trial.index != without]
         profiled = _profiled_in(self._store.profiles.of(job.id), own)
+        line = self._recomputing(round_, own)
+        profiled = line.by_default(profiled) if line else profiled
         try:
             if is_sharded(profiled):
-                return ShardedModel(layouts, profiled)
-            known = self._known(job.id, job.created_at, round_.number)
-            return fit_model(
-                layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
-            )
+                model: CostModel | ShardedModel | None = ShardedModel(layouts, profiled)
+            else:
+                known = self._known(job.id, job.created_at, round_.number)
+                kinds = kinds_of(job.space, (*candidates[:1], *told))
+                model = fit_model(layouts, kinds, profiled, *known)
+            return RecomputingModel(line, model) if line else model
         except Exception:
             logger.exception("job %s: no cost model can be fitted to its profiles", job.id)
             return None
+
+    def _recomputing(self, round_: Round, trials: Sequence[Trial]) -> Recomputing | None:
+        """What recomputing takes in these trials of a round; None where it is not tuned."""
+        job, computed = round_.job, []
+        for trial in trials if RECOMPUTED_KNOB in job.baseline else ():
+            seconds = trial.estimate and round_.objective.seconds(trial.estimate.center)
+            told = paces(self._store.observations.latest(job.id, trial.index, LATEST_STEPS))
+            if told:
+                seconds = median(computing for _, computing in told)
+            if seconds:
+                computed.append((trial.configuration, seconds))
+        return Recomputing.of(job.baseline, computed)
 
     def _enumerate(
         self, job_id: str, _created_at: float
@@ -161,6 +183,16 @@ def _inherited(job: Job) -> Known:
         return None, {}
     costs = {Kind.parse(kind): Cost(*cost) for kind, cost in job.inherited.costs.items()}
     return job.inherited.ready_seconds, costs
+
+
+def _least_recomputed(round_: Round) -> Configuration:
+    """The default, with as few blocks recomputed as were measured."""
+    baseline = round_.job.baseline
+    if RECOMPUTED_KNOB not in baseline:
+        return baseline
+    measured = [baseline, *(trial.configuration for trial in round_.trials if trial.estimate)]
+    least = min(each.number(RECOMPUTED_KNOB) for each in measured)
+    return Configuration({**baseline, RECOMPUTED_KNOB: least})
 
 
 def _profiled_in(

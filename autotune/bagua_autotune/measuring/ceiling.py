@@ -67,10 +67,20 @@ def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
     Args:
         observations: of the default.
     """
+    return None if _may_compute_less(job) else exposed(job, observations)
+
+
+def exposed(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
+    """Return what can be gained over one configuration by others that compute as much as it; None
+    where that is not known.
+
+    Args:
+        observations: of the configuration.
+    """
     told = paces(observations)
     if len(told) < FEWEST_STEPS or OBJECTIVES[job.protocol].seconds(0.0) is None:
         return None
-    if _may_part(job) or _may_compute_less(job):
+    if _may_part(job):
         return None
     gains = [
         math.log(seconds / min(max(computing, LEAST_COMPUTING * seconds), seconds))

@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling
+from bagua_autotune.measuring.ceiling import LATEST_STEPS, Ceiling, ceiling, exposed
 from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.measuring.visits import Visits
@@ -17,6 +18,7 @@ from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import RECOMPUTED_KNOB
 from bagua_wire.messages import BEING_TUNED
 
 # Where no bound is set, a round takes at most so long, or as long as so many trials: where a step
@@ -29,6 +31,13 @@ TRIAL_STEPS = 16
 FEWEST_TRIALS = 4
 
 
+class Floor(NamedTuple):
+    """Where nothing recomputes fewer than so many blocks, no step costs less than ``cost``."""
+
+    recomputed: int
+    cost: float
+
+
 @dataclass(frozen=True)
 class Round:
     """One tuning of a job. Only trials of one round are compared: between two the machine changed.
@@ -39,6 +48,7 @@ class Round:
         before: how many trials the rounds before made.
         harmful: what was kept in a round before, and harmed the training in the long run.
         ceiling: what its default's steps say can be gained; None: that is not known.
+        floor: what a step costs at least; None: that is not known.
     """
 
     job: Job
@@ -47,6 +57,7 @@ class Round:
     before: int = 0
     harmful: Sequence[Trial] = ()
     ceiling: Ceiling | None = None
+    floor: Floor | None = None
 
     @classmethod
     def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
@@ -189,12 +200,21 @@ def _number_shown(job: Job) -> int:
 
 
 def with_ceiling(store: Store, round_: Round) -> Round:
-    """The round with what its default's steps, which are in the store, say can be gained."""
+    """The round with what the steps of its default, and of the trial that computes least, which are
+    in the store, say can be gained."""
     job, default = round_.job, round_.defaults.trial
     if default is None:
         return round_
     steps = store.observations.latest(job.id, default.index, LATEST_STEPS)
-    return replace(round_, ceiling=ceiling(job, steps))
+    if RECOMPUTED_KNOB not in job.baseline:
+        return replace(round_, ceiling=ceiling(job, steps))
+    fewest, cost, index = min(
+        (trial.configuration.number(RECOMPUTED_KNOB), trial.estimate.center, trial.index)
+        for trial in round_.visits.undisturbed
+        if trial.estimate
+    )
+    found = exposed(job, store.observations.latest(job.id, index, LATEST_STEPS))
+    return replace(round_, floor=Floor(fewest, cost - found.gain) if found else None)
 
 
 def read_ceilings(store: Store, job: Job, trials: Sequence[Trial]) -> dict[int, Ceiling | None]:

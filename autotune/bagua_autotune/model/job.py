@@ -259,6 +259,8 @@ class Inherited(BaseModel):
             those of the rest of a chain.
         source: the job that it comes from; empty: the training itself said it (``begin_with``).
         earlier: of the same job, if its tuning was cut short.
+        refused: of what did not fit in memory when ``configuration`` was found, what needed the
+            least.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -269,6 +271,7 @@ class Inherited(BaseModel):
     costs: dict[str, tuple[float, ...]] = {}
     source: str
     earlier: Earlier | None = None
+    refused: Memory | None = None
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,21 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from bagua_autotune.model.knobs import Space
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
-from bagua_wire.knobs import CHANNELS_KNOB
+from bagua_wire.knobs import BUCKET_KNOB, CHANNELS_KNOB, RECOMPUTED_KNOB
 
 # A size is tried only up to four times a measured one: then a wrong cost model costs a few per
 # cent of a trial, not several times its length.
 LARGEST_JUMP = math.log2(4)
 OTHER_SIZE = math.log2(3)
-# Another size is worth a trial of its own if it is expected to be slower by less.
+# Another size is worth a trial of its own if it is expected to be slower by less, and recomputing
+# as little as can be, with all else as it is by default, before anything else.
 NEAR = 0.03
 # So many standard deviations on both sides hold 95 % of a normal distribution.
 NORMAL_QUANTILE = 1.96
@@ -54,12 +56,28 @@ class BayesianSearcher:
         return design.shared_links(self._candidates, self._knobs)
 
     @property
+    def _unknown(self) -> Space:
+        """The knobs of which the cost model does not know beforehand which value is the fastest:
+        the fewer blocks are recomputed, the faster."""
+        return {knob: found for knob, found in self._knobs.items() if knob != RECOMPUTED_KNOB}
+
+    @cached_property
+    def _least_recomputed(self) -> Configuration:
+        """The default with as few blocks recomputed as can be. Where that alone may be nearly the
+        best, it is tried first: it takes the least memory, and shows what is left to be gained."""
+        default = self._candidates[0]
+        others = [knob for knob in default if knob != RECOMPUTED_KNOB]
+        line = [c for c in self._candidates if all(c[k] == default[k] for k in others)]
+        return min(line, key=lambda c: c.get(RECOMPUTED_KNOB, 0))
+
+    @property
     def initial_trials(self) -> int:
         """See Searcher."""
         if not self._is_guided:
             return len(self._design)
-        levels = design.missing_levels(self._offer, self._knobs, self._candidates[:1])
-        return 2 + design.most_levels(levels, self._knobs) + bool(self._shared_links)
+        levels = design.missing_levels(self._offer, self._unknown, self._candidates[:1])
+        others = [BUCKET_KNOB in self._offer, bool(self._shared_links)]
+        return 1 + design.most_levels(levels, self._knobs) + sum(others)
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         if not math.isfinite(cost):
@@ -91,7 +109,8 @@ class BayesianSearcher:
         return believed[first_best(-posterior.means_of(believed))]
 
     def expected_cost(self, configuration: Configuration) -> float:
-        if len(self._told) == 1 or not self._knobs:
+        is_flat = len(self._told) == 1 and not self._is_guided
+        if is_flat or not self._knobs:
             own = [t.cost for t in self._told if t.configuration == configuration]
             return fmean(own or [t.cost for t in self._told])
         return float(self._posterior().means_of([configuration])[0])
@@ -129,7 +148,11 @@ class BayesianSearcher:
         """Candidates of which one must be tried before the measurements suffice."""
         allowed = self._within_reach()
         told = [t.configuration for t in self._told]
-        missing = design.missing_levels(self._offer, self._knobs, told)
+        is_line = np.array([each == self._least_recomputed for each in self._candidates])
+        is_near = self._means[is_line] < self._means[allowed].min() + NEAR
+        if self._least_recomputed not in told and is_near:
+            return is_line
+        missing = design.missing_levels(self._offer, self._unknown, told)
         if missing:
             knobs = {knob for knob, _ in missing}
             new = np.array(

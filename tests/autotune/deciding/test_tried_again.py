@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bagua_autotune.deciding.decision import needs_as_much, too_large
+from bagua_autotune.deciding.room import Room, needs_as_much, too_large
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.measuring.visits import Visits
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Trial, TrialState
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
@@ -128,3 +128,33 @@ def test_a_level_that_is_a_little_slower_than_promised_is_believed() -> None:
 def test_without_a_model_nothing_is_visited_again() -> None:
     trial = Trial(0, "search", CANDIDATES[3], "measured", Estimate(1.0, 0.01, 6))
     assert denied_once(Visits([trial]), Problem(SPACE, CANDIDATES), 0.0) is None
+
+
+def blocks(count: int, **others: int) -> Configuration:
+    return Configuration({"kept_units": 0, "recomputed_blocks": count, **others})
+
+
+def told(index: int, count: int, gib: int, is_measured: bool = False, **others: int) -> Trial:
+    memory = Memory(
+        peak_bytes=gib, limit_bytes=900, device_bytes=1000, is_predicted=not is_measured
+    )
+    found = Estimate(0.1, 0.01, 8, 0) if is_measured else None
+    state: TrialState = "measured" if is_measured else "infeasible"
+    return Trial(index, "search", blocks(count, **others), state, found, memory=memory)
+
+
+def test_from_a_peak_that_was_told_follow_those_with_other_numbers_of_blocks() -> None:
+    """100 by default; a block takes 50 at most, as the kept units take some of it; twice what is
+    beyond all that was measured must fit, too."""
+    first, refused = told(0, 16, 100, is_measured=True), told(1, 0, 900, kept_units=8)
+    room = Room([first, refused], blocks(16))
+    fitting = [count for count in range(17) if room.may_fit(blocks(count))]
+    assert fitting == list(range(7, 17))
+    room = Room([first, refused, told(2, 8, 420, is_measured=True)], blocks(16))
+    assert min(count for count in range(17) if room.may_fit(blocks(count))) == 1
+
+
+def test_where_nothing_is_told_all_may_be_asked_for() -> None:
+    for trials in ([], [Trial(0, "search", blocks(16))], [told(0, 0, 900)]):
+        assert Room(trials, blocks(16)).may_fit(blocks(0))
+    assert Room([measured(0, 50)], DEFAULT).may_fit(changed(kept_units=8))
