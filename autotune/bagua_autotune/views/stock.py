@@ -66,15 +66,16 @@ class StockSetting(View):
 
 def has_stock_line(job: Job) -> bool:
     """Whether there is anything to paste: not of a search with whole runs, nor of a job that sends
-    nothing."""
-    return job.protocol not in RUNS and BUCKET_KNOB in job.space
+    nothing and recomputes nothing."""
+    return job.protocol not in RUNS and not {BUCKET_KNOB, RECOMPUTED_KNOB}.isdisjoint(job.space)
 
 
 def without_us(setting: StockSetting) -> str:
     """What trains with the setting where nothing of ours is."""
     if setting.zero is not None:
         return "DeepSpeed alone"
-    return "torch alone" if setting.is_sharded else "stock DDP"
+    has_ddp = BUCKET_KNOB in setting.configuration and not setting.is_sharded
+    return "stock DDP" if has_ddp else "torch alone"
 
 
 def stock_setting(reading: Reading) -> StockSetting:
@@ -133,31 +134,54 @@ def _zero_sizes(chosen: Configuration, job: Job) -> dict[str, int]:
 def stock_ddp_line(setting: StockSetting) -> str:
     """One line of Python; a comment says how much faster it is, and what it lacks. Where nothing is
     faster, a sentence that says so."""
+    remarks = "; ".join([*_remarks(setting), *_by_hand(setting)])
     if setting.speedup is None:
-        return f"{LEAVE_AS_IT_IS}: {'; '.join(_remarks(setting))}"
-    calls = "; ".join(_sharded_lines(setting)) if setting.is_sharded else _call(setting)
-    if setting.zero is not None:
-        calls = _zero_line(setting.zero)
-    return f"{calls}  # {'; '.join(_remarks(setting))}"
+        return f"{LEAVE_AS_IT_IS}: {remarks}"
+    calls = "; ".join(_calls(setting)).removeprefix("model = ")
+    return f"{calls}  # {remarks}" if calls else f"# {remarks}"
 
 
 def stock_ddp_snippet(setting: StockSetting) -> str:
     """The same in several lines, ready to paste."""
-    remarks = [f"# {remark[0].upper()}{remark[1:]}." for remark in _remarks(setting)]
+    remarks = [f"# {each[0].upper()}{each[1:]}." for each in _remarks(setting)]
     if setting.speedup is None:
         return "\n".join([f"# {LEAVE_AS_IT_IS[0].upper()}{LEAVE_AS_IT_IS[1:]}.", *remarks])
+    remarks += [f"# {each[0].upper()}{each[1:]}." for each in _by_hand(setting)]
+    imports = []
     if setting.is_sharded:
-        imports = "from torch.distributed.fsdp import FSDPModule"
-        return "\n".join([imports, "", *remarks, *_sharded_lines(setting)])
+        imports = ["from torch.distributed.fsdp import FSDPModule", ""]
+    elif without_us(setting) == "stock DDP":
+        imports = ["from torch.nn.parallel import DistributedDataParallel", ""]
+    return "\n".join([*imports, *remarks, *_calls(setting)])
+
+
+def _calls(setting: StockSetting) -> list[str]:
+    """The lines of Python."""
     if setting.zero is not None:
-        return "\n".join([*remarks, _zero_line(setting.zero)])
-    lines = [
-        "from torch.nn.parallel import DistributedDataParallel",
-        "",
-        *remarks,
-        f"model = {_call(setting)}",
+        return [_zero_line(setting.zero)] if setting.zero else []
+    if setting.is_sharded:
+        return _sharded_lines(setting)
+    return [f"model = {_call(setting)}"] if BUCKET_KNOB in setting.configuration else []
+
+
+def _by_hand(setting: StockSetting) -> list[str]:
+    """How to recompute as many blocks: by what the training uses."""
+    count = setting.recomputed
+    if count is None:
+        return []
+    if count == 0:
+        return [
+            "have no block recomputed: with torch, leave checkpoint_wrapper out; with "
+            'transformers, gradient_checkpointing=False; with torchtitan, mode = "none" under '
+            "activation_checkpoint"
+        ]
+    return [
+        f"have only the first {count} of the blocks recomputed",
+        f"with torch, wrap only blocks[:{count}] in checkpoint_wrapper",
+        "with transformers, call gradient_checkpointing_enable(), then set "
+        f"gradient_checkpointing = False on layers[{count}:]",
+        f"with torchtitan, have apply_ac wrap only the layers below {count}",
     ]
-    return "\n".join(lines)
 
 
 def _remarks(setting: StockSetting) -> list[str]:
@@ -169,11 +193,6 @@ def _remarks(setting: StockSetting) -> list[str]:
         gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
         gain += "" if setting.is_confirmed else ", by trials of the search, not confirmed"
     remarks = [gain]
-    if setting.recomputed is not None:
-        remarks.append(
-            f"have only the first {setting.recomputed} blocks recomputed: wrap no others in "
-            "checkpoint_wrapper; with transformers set gradient_checkpointing = False on others"
-        )
     if setting.configuration.get(KEPT_OVER_KNOB) == "on":
         kept = setting.configuration.get("kept_units")
         units = f"(model, *units[-{kept}:])" if kept else "(model,)"

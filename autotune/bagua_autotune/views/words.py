@@ -19,6 +19,7 @@ from bagua_autotune.model.text import (
 from bagua_autotune.tuning.status import JobState, Progress
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.speedup import Figures
+from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.words import describe
 
 ENDED_EARLY = "The training ended before its tuning did"
@@ -107,7 +108,24 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
     else:
         sentences = [_fastest_so_far(reading, best, figures)]
     hidden = _hidden(reading, figures, best, exposed_seconds) if best else ""
-    return " ".join(filter(None, [*sentences, machine_change(reading), hidden]))
+    spent = _memory(figures)
+    return " ".join(filter(None, [*sentences, spent, machine_change(reading), hidden]))
+
+
+def _memory(figures: Figures) -> str:
+    """What it takes of the fullest rank's memory, what that bought, and what is left."""
+    default, own, device = figures.default_peak_bytes, figures.peak_bytes, figures.device_bytes
+    if own is None or device is None:
+        return ""
+    said = f"It takes {describe_bytes(own)} of that rank's memory whose device is the fullest"
+    before, after = figures.baseline_seconds, figures.incumbent_seconds
+    if default is not None and own > default and before is not None and after is not None:
+        saved = describe_seconds((before - after) / ((own - default) / 2**30))
+        said += (
+            f", {describe_bytes(own - default)} more than the default, which bought {saved} of a "
+            "step for each GiB"
+        )
+    return f"{said}; {describe_bytes(device - own)} are free."
 
 
 def machine_change(reading: Reading) -> str:

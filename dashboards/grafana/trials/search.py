@@ -179,13 +179,14 @@ def _trials() -> Any:
         "Each trial that Prometheus saw in the time shown, with the median of its step times and "
         "its gain over the default of its round. A trial that is shorter than the scrape "
         "interval can be missing here; the service's own page and `bagua-autotune show` have "
-        "all.",
+        "all. A training of one process has no bucket size, channels or reduction.",
         "none",
         table(_median(STEP_SECONDS)),
         table(_setting("bucket_bytes")),
         table(_setting("channels")),
         table(_words("hierarchical")),
         table(_speedup_of_trials()),
+        table(_setting("recomputed_blocks")),
     )
     transformed(panel, "joinByField", byField="trial", mode="outer")
     transformed(panel, "convertFieldType", fields={}, conversions=[_number("trial")])
@@ -193,11 +194,16 @@ def _trials() -> Any:
         panel,
         "organize",
         excludeByName={
-            **_without("Time", "job_name", copies=5),
+            **_without("Time", "job_name", copies=6),
             "Value #D": True,
             "round": True,
         },
-        indexByName={"trial": 0, "Value #B": 1, "state": 2, "Value #C": 3, "Value #A": 4},
+        indexByName={
+            name: place
+            for place, name in enumerate(
+                ("trial", "Value #B", "state", "Value #C", "Value #F", "Value #A")
+            )
+        },
         renameByName={
             "trial": "Trial",
             "state": "Reduction",
@@ -205,6 +211,7 @@ def _trials() -> Any:
             "Value #B": "Bucket size",
             "Value #C": "Channels",
             "Value #E": "Against the default",
+            "Value #F": "Recomputed blocks",
         },
     )
     panel.override_by_name("Time of a step", properties(unit="s"))

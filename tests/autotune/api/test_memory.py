@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -85,6 +86,10 @@ def test_it_is_shown(client: FlaskClient) -> None:
         "peak_bytes": 56 * GIB,
         "device_bytes": 80 * GIB,
     }
+    said = (
+        r"takes 56 GiB .*, 16 GiB more than .* bought [\d.]+ ms of a step for each GiB; 24 GiB are"
+    )
+    assert re.search(said, overview["why"])
     found = scrape(client)
     assert of(found, "trials")["digits", "infeasible"] >= 1
     assert set(of(found, "trial_failures_total").values()) == {0}

@@ -173,3 +173,24 @@ def test_what_a_client_tells_of_an_engine_is_never_an_error() -> None:
             software={"engine": "DeepSpeed", "element_bytes": told},
         )
         assert "reduce_bucket_size=1" in stock_ddp_line(stock_setting(reading(of, [])))
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (4, ("blocks[:4] in checkpoint_wrapper", "= False on layers[4:]", "the layers below 4")),
+        (0, ("no block recomputed", "gradient_checkpointing=False", 'mode = "none"')),
+    ],
+)
+@pytest.mark.parametrize("others", [{}, {"bucket_bytes": 4 * MIB, "hierarchical": "off"}])
+def test_fewer_recomputed_blocks_are_told_for_what_trainings_use(
+    count: int, words: tuple[str, ...], others: dict[str, int | str]
+) -> None:
+    default, fewer = (Configuration({**others, "recomputed_blocks": n}) for n in (12, count))
+    of = replace(job("finished", replace(RESULT, configuration=fewer)), baseline=default)
+    setting = stock_setting(reading(of, [trial(0, default, 0.3), trial(1, fewer, 0.25)]))
+    text, one = stock_ddp_snippet(setting), stock_ddp_line(setting)
+    compile(text, "snippet", "exec")
+    assert all(each in text and each in one for each in words)
+    assert ("DistributedDataParallel(" in text) == ("DistributedDataParallel(" in one)
+    assert ("DistributedDataParallel(" in text) == bool(others)

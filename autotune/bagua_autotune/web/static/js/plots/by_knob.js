@@ -6,7 +6,7 @@ import { byId, element, setText } from "../dom.js";
 import { percent } from "../format.js";
 import { knobName } from "../knobs.js";
 import { valueAxis } from "./axes.js";
-import { knobAxis, triedKnobs } from "./knob_axis.js";
+import { knobAxis, MEMORY, triedKnobs } from "./knob_axis.js";
 import { drawMark, showLegend } from "./marks.js";
 import { measured, measureOf } from "./measure.js";
 import { Plot } from "./plot.js";
@@ -14,6 +14,7 @@ import { padded } from "./scale.js";
 import { wayOf, waysOf } from "./ways.js";
 
 const FIRST = "bucket_bytes";
+const RECOMPUTED = "recomputed_blocks";
 const BAND_ALPHA = 0.13;
 // So far the curve may leave the range of what was measured.
 const CURVE_ROOM = 0.35;
@@ -42,10 +43,16 @@ export function byKnobPlot() {
     setText(byId("knob-note"), [...notes(shown), ...expectation(overview.job, gain)].join(" "));
   };
   byId("knob").addEventListener("change", () => {
-    choose("knob", byId("knob").value === FIRST ? "" : byId("knob").value);
+    choose("knob", byId("knob").value === usualOf(triedKnobs(latest[0])) ? "" : byId("knob").value);
     show(...latest);
   });
   return show;
+}
+
+/** Time over memory where blocks are recomputed: that is what there is to choose from. */
+function usualOf(knobs) {
+  if (knobs.includes(MEMORY) && knobs.includes(RECOMPUTED)) return MEMORY;
+  return knobs.includes(FIRST) ? FIRST : knobs[0];
 }
 
 /** Offer these knobs; the one that is chosen. */
@@ -55,7 +62,7 @@ function offer(knobs) {
     select.dataset.shown = knobs.join();
     select.replaceChildren(...knobs.map((knob) => element("option", { value: knob }, knobName(knob))));
   }
-  const knob = knobs.includes(chosen("knob")) ? chosen("knob") : knobs.includes(FIRST) ? FIRST : knobs[0];
+  const knob = knobs.includes(chosen("knob")) ? chosen("knob") : usualOf(knobs);
   if (select.value !== knob) select.value = knob;
   return knob;
 }

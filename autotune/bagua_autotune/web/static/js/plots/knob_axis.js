@@ -2,7 +2,10 @@
 
 import { bytes, grouped } from "../format.js";
 import { knobName, knobValue } from "../knobs.js";
-import { choiceAxis, sizeAxis } from "./axes.js";
+import { choiceAxis, countAxis, sizeAxis } from "./axes.js";
+
+// What trials took of it is no knob, but what knobs spend.
+export const MEMORY = "memory";
 
 // How far the trials of one value may spread, of the distance to the next value.
 const SPREAD = 0.5;
@@ -12,7 +15,14 @@ const SPREAD = 0.5;
  * least and the greatest x, where they do not follow from the trials; `key` tells axes apart.
  */
 export function knobAxis(knob, domain, trials, totalBytes) {
+  if (knob === MEMORY) return memory();
   return domain?.type === "log_integer" ? sizes(knob, trials, totalBytes) : choices(knob, domain, trials);
+}
+
+/** GiB at the peak of the fullest rank. */
+function memory() {
+  const place = ({ peak_bytes: peak }) => (peak === null ? null : peak / 2 ** 30);
+  return { place, key: MEMORY, span: null, axis: (colours) => countAxis(colours, "GiB at the peak") };
 }
 
 /** log2 of the size; of explicit buckets that of the average one. */
@@ -43,8 +53,10 @@ function choices(knob, domain, trials) {
   return { place, key: [knob, ...names].join(), span: [-0.5, names.length - 0.5], axis: (colours) => choiceAxis(colours, knobName(knob), names) };
 }
 
-/** The knobs to choose from: of the others all trials have one value. */
+/** The knobs to choose from: of the others all trials have one value. And the memory, if that differs. */
 export function triedKnobs({ knobs, trials }) {
   const values = (knob) => new Set(trials.map(({ configuration }) => JSON.stringify(configuration[knob])));
-  return Object.keys(knobs).filter((knob) => knob === "bucket_bytes" || values(knob).size > 1);
+  const tried = Object.keys(knobs).filter((knob) => knob === "bucket_bytes" || values(knob).size > 1);
+  const peaks = new Set(trials.map(({ peak_bytes: peak }) => peak).filter((peak) => peak !== null));
+  return peaks.size > 1 ? [...tried, MEMORY] : tried;
 }
