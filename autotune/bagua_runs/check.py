@@ -29,11 +29,67 @@ from bagua_runs.hindrances import Hindrance, hindrances
 from bagua_runs.job import Interrupted, Job, stopping
 from bagua_runs.outcomes import Outcome, StepTimes, read_document
 from bagua_wire.configuration import Configuration
+from bagua_wire.knob_kinds import describe_bytes
 
 # Below so many times what remains without exposed communication: no gain that a job shows, and
 # none that is worth much.
 NOTHING, LITTLE = 1.02, 1.10
 WAYS = {"bits16": "16 bits", "bits8": "8 bits", "powersgd": "PowerSGD of rank 1"}
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What a rank recomputes in a step, and its device's memory; None: that is not known.
+
+    Attributes:
+        blocks: that recompute their activations, and could keep them.
+        seconds: of a step, that this takes.
+        kept_bytes: what all of them would keep, at most.
+        peak_bytes: what the training takes at its peak.
+        limit_bytes: what it may take.
+        device_bytes: what there is.
+        left_alone: why blocks have to be recomputed; empty: nothing forbids to keep them.
+    """
+
+    blocks: int
+    seconds: float | None
+    kept_bytes: int | None
+    left_alone: str
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    device_bytes: int | None = None
+
+    def most_speedup(self, step_seconds: float) -> float:
+        """If as many blocks kept their activations as there is room for; 1 where that is not
+        known."""
+        if not self.seconds or self.left_alone:
+            return 1.0
+        share = 1.0
+        if self.kept_bytes and self.peak_bytes is not None and self.limit_bytes is not None:
+            share = min(max(self.limit_bytes - self.peak_bytes, 0) / self.kept_bytes, 1.0)
+        return step_seconds / max(step_seconds - share * self.seconds, 1e-9)
+
+    def words(self, step_seconds: float) -> str:
+        """A line for people."""
+        parts = []
+        if self.peak_bytes is not None and self.device_bytes is not None:
+            free = describe_bytes(max(self.device_bytes - self.peak_bytes, 0))
+            parts.append(
+                f"memory: {free} of {describe_bytes(self.device_bytes)} are free at the peak"
+            )
+        if self.blocks and self.seconds is not None:
+            percent = 100 * self.seconds / step_seconds
+            parts.append(
+                f"recomputing {self.blocks} blocks takes {describe_seconds(self.seconds)} "
+                f"({percent:.0f} %) of a step"
+            )
+        if self.kept_bytes:
+            parts.append(f"keeping their activations takes up to {describe_bytes(self.kept_bytes)}")
+        if self.left_alone:
+            parts.append(f"left alone: {self.left_alone}")
+        elif self.most_speedup(step_seconds) > 1:
+            parts.append(f"at most {self.most_speedup(step_seconds):.2f}x by keeping them")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -58,6 +114,7 @@ class Figures:
         shown_speedup: the smallest that a tuning would mostly show, by what steps vary.
         step_spread: by what steps vary, as a share of one.
         hindrances: what keeps communication from running beside computing, as far as it was seen.
+        recomputed: of the rank that wrote last; None: nobody told.
     """
 
     step_seconds: float
@@ -77,15 +134,28 @@ class Figures:
     shown_speedup: float = 1.0
     step_spread: float = 0.0
     hindrances: list[Hindrance] = field(default_factory=list)
+    recomputed: Recomputed | None = None
+
+    @property
+    def most_kept_speedup(self) -> float:
+        """By keeping activations that are recomputed."""
+        return self.recomputed.most_speedup(self.step_seconds) if self.recomputed else 1.0
+
+    @property
+    def most_gained(self) -> float:
+        """By both: no step is shorter than what is left of it."""
+        kept = self.step_seconds * (1 - 1 / self.most_kept_speedup)
+        return self.step_seconds / max(self.computing_seconds - kept, 1e-9)
 
     @property
     def verdict(self) -> str:
         """The result in one word, for programs."""
-        if self.most_speedup < NOTHING:
+        if self.most_gained < NOTHING:
             return "nothing_to_gain"
-        if self.most_speedup < LITTLE:
+        if self.most_gained < LITTLE:
             return "little_to_gain"
         likely = self.likely_speedup[1] if self.likely_speedup else self.most_speedup
+        likely = max(likely, self.most_kept_speedup)
         return "not_shown" if likely < max(self.shown_speedup, NOTHING) else "worth_tuning"
 
 
@@ -103,7 +173,8 @@ class Figures:
 def check(
     steps: int, seconds: float, timeout: float, as_json: bool, command: Sequence[str]
 ) -> None:
-    """Say how much faster COMMAND could train, at most and likely, if its communication were tuned.
+    """Say how much faster COMMAND could train, at most and likely, if it were tuned: by its
+    communication, and by keeping activations that it recomputes.
 
     Runs it, measures some steps after a warm-up, and ends it with all the processes that it
     started. What it writes until then, such as logs and checkpoints, it writes. The script stays as
@@ -114,6 +185,9 @@ def check(
     computing: waiting for data and the optimizer, too. A warning names what keeps communication
     from running beside computing, such as a variable for debugging that was left set. A job of
     several machines is started so on each of them.
+
+    Of a training of one process, and of any that recomputes activations, it tells what memory is
+    free at the peak and what recomputing takes of a step.
 
     For example: bagua-autotune check -- torchrun --nproc-per-node 4 train.py
     """
@@ -179,6 +253,7 @@ def _figures(measure: Exposure) -> Figures:
             for way, seconds in saved.items()
         },
         hindrances=hindrances(facts),
+        recomputed=Recomputed(**told) if (told := facts.get("recomputing")) else None,
         **{name: facts[name] for name in ("ranks", "nodes", "backend", "device", "models")},
     )
 
@@ -196,6 +271,13 @@ def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
         f"({figures.device}, {figures.backend}; median of {figures.steps} steps): "
         f"computing {describe_seconds(figures.computing_seconds)}, {communication}"
     ]
+    if figures.ranks == 1:
+        found = [
+            f"step {describe_seconds(figures.step_seconds)} of one process ({figures.device}; "
+            f"median of {figures.steps} steps)"
+        ]
+    if figures.recomputed and (words := figures.recomputed.words(figures.step_seconds)):
+        found.append(words)
     if figures.models > 1:
         found.append(
             f"Each process wraps {figures.models} models: only the first is measured, and what the "
@@ -228,13 +310,18 @@ def _fewer_bytes(most_speedup_of: Mapping[str, float]) -> str:
 
 def _advice(figures: Figures, command: Sequence[str]) -> str:
     share = f"{figures.exposed_share * 100:.0f} % of a step is exposed communication"
+    if figures.ranks == 1:
+        share = "one process communicates nothing"
+    if figures.recomputed is not None:
+        kept = (figures.most_kept_speedup - 1) * 100
+        share += f", and {kept:.0f} % is gained by keeping what is recomputed"
     if figures.verdict == "nothing_to_gain":
         return f"Nothing to gain: {share}."
-    most = f"at most {figures.most_speedup:.2f}x"
+    most = f"at most {figures.most_gained:.2f}x"
     if figures.verdict == "little_to_gain":
         return f"Little to gain, {most}: {share}."
     likely = ""
-    if figures.likely_speedup is not None:
+    if figures.likely_speedup is not None and figures.most_kept_speedup < NOTHING:
         likely = ", {:.2f}x to {:.2f}x is likely".format(*figures.likely_speedup)
     if figures.verdict == "not_shown":
         return (

@@ -8,7 +8,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from bagua_autotune.model.job import JobSpec
-from bagua_runs.check import Exposure, Figures, _figures, _lines, prospect, tuned_command
+from bagua_runs.check import (
+    Exposure,
+    Figures,
+    Recomputed,
+    _figures,
+    _lines,
+    prospect,
+    tuned_command,
+)
 from bagua_runs.hindrances import Hindrance
 from tests.autotune.simulated_job import KNOBS, truth
 from tests.autotune.tuning.jobs import simulator
@@ -156,3 +164,39 @@ def test_models_that_are_not_measured_are_told() -> None:
 )  # fmt: skip
 def test_the_launcher_goes_before_the_script(command: str, tuned: str) -> None:
     assert tuned_command(command.split()) == tuned.format(LAUNCHER)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("kept_gib", "left_alone", "most", "verdict"),
+    [
+        (25, "", 1.25, "worth_tuning"),
+        (200, "", 1.12, "worth_tuning"),
+        (25, "recomputed blocks: blocks write buffers", 1.0, "nothing_to_gain"),
+    ],
+)
+def test_what_is_recomputed_can_be_kept_as_far_as_there_is_room(
+    kept_gib: int, left_alone: str, most: float, verdict: str
+) -> None:
+    """Of one process, which has nothing else to gain."""
+    told = Recomputed(16, 0.08, kept_gib * GIB, left_alone, 20 * GIB, 126 * GIB, 140 * GIB)
+    found = replace(figures(0.4, 0.0), ranks=1, nodes=1, backend="", recomputed=told)
+    assert found.most_gained == pytest.approx(most, abs=0.02)
+    assert found.verdict == verdict
+    step, memory, advice = _lines(found, ["python", "train.py"])
+    assert step == "step 400 ms of one process (NVIDIA H200; median of 60 steps)"
+    assert "120 GiB of 140 GiB are free at the peak" in memory
+    assert "recomputing 16 blocks takes 80 ms (20 %) of a step" in memory
+    assert (left_alone or "at most 1.") in memory
+    assert ("Worth tuning" in advice) == (verdict == "worth_tuning")
+
+
+def test_what_is_not_known_of_recomputing_promises_nothing() -> None:
+    for unknown in (
+        Recomputed(0, None, None, ""),
+        Recomputed(4, None, GIB, ""),
+        Recomputed(4, 0.1, GIB, "", 20 * GIB, 10 * GIB, 21 * GIB),
+    ):
+        assert unknown.most_speedup(0.4) == 1.0

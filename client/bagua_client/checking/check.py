@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import describe_job, device_name
 from bagua_client.checking import fewer_bytes
+from bagua_client.checking.recomputing import Recomputing
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.communication.agreement import Group, ranks_in
 from bagua_client.communication.communicator import NOBODY_ELSE
@@ -94,7 +95,9 @@ class Check(Measures):
         self._reductions = 0
         self._block_begins: int | None = None
         self.models = 1
-        self._surroundings = _try(Surroundings, tunable, wrapper)
+        self._recomputing, self._read = _try(Recomputing, tunable), 0
+        is_alone = self._communicator.world_size == 1
+        self._surroundings = None if is_alone else _try(Surroundings, tunable, wrapper)
         self._seen: list[Seen] = []
         tunable.report_to(self)
         tunable.attach()
@@ -128,14 +131,19 @@ class Check(Measures):
         rows = FAILED if measured is None or self._tunable.observers.has_failed else measured
         own = torch.tensor(rows, dtype=torch.float64, device=device)
         gathered = [torch.empty_like(own) for _ in range(self._communicator.world_size)]
-        dist.all_gather(gathered, own, group=self._communicator.group)
-        by_rank = torch.stack(gathered)
+        if len(gathered) > 1:
+            dist.all_gather(gathered, own, group=self._communicator.group)
+        by_rank = torch.stack(gathered if len(gathered) > 1 else [own])
         failed = [rank for rank, rows in enumerate(by_rank.tolist()) if rows == FAILED]
         if failed:
             self._give_up(failed)
             return
-        look = None if self._surroundings is None else _try(self._surroundings.look)
-        self._seen = gather(look or b"{}", self._communicator)
+        if len(gathered) > 1:
+            look = None if self._surroundings is None else _try(self._surroundings.look)
+            self._seen = gather(look or b"{}", self._communicator)
+        if self._recomputing is not None:
+            self._observe(self._recomputing.read, self._reductions - self._read)
+        self._read = self._reductions
         self._observe(self._sum_up, by_rank.transpose(0, 1).tolist())
         self._observe(self._write)
 
@@ -155,6 +163,8 @@ class Check(Measures):
     def close(self) -> None:
         """Measure no longer."""
         self._observe(self.measurement.close)
+        if self._recomputing is not None:
+            self._recomputing.close()
         self._tunable.detach()
 
     def _own(self) -> list[list[float]]:
@@ -165,6 +175,8 @@ class Check(Measures):
         found: dict[int, list[float]] = {}
         for time in self.measurement.take(True, BLOCK_STEPS):
             computing = math.nan if time.compute_seconds is None else time.compute_seconds
+            if self._communicator.world_size == 1:  # It waits for nobody.
+                computing = time.seconds
             found[time.step] = [time.seconds, computing, math.nan]
         for recording in self.measurement.take_recordings():
             if recording.step in found:
@@ -193,6 +205,7 @@ class Check(Measures):
             "seen": self._seen,
             "job": self._job,
             "profiles": list(self._profiles),
+            "recomputing": None if self._recomputing is None else _try(self._recomputing.facts),
         }
         _replace(self._path, document)
 
@@ -225,7 +238,8 @@ def begin(
     if _checks:
         _checks[0].models += 1
         return
-    refusal = NOBODY_ELSE if ranks_in(group) == 1 else why_not_admitted(group, refusal, {})
+    nobody_else = NOBODY_ELSE if group is not None and ranks_in(group) == 1 else ""
+    refusal = nobody_else or why_not_admitted(group, refusal, {})
     if not refusal:
         try:
             made = tunable()

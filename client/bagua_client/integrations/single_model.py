@@ -174,10 +174,11 @@ def tune_single(
 
 
 def follow_first_model() -> None:
-    """Have the model tuned that this process turns out to train by itself, if that is asked for:
-    the first that a forward pass for training begins with."""
+    """Have the model tuned, or checked, that this process turns out to train by itself, if that is
+    asked for: the first that a forward pass for training begins with."""
     environment = Environment.read()
-    if not environment.autotune and environment.configuration is None:
+    given = environment.configuration, environment.check
+    if not environment.autotune and not any(each is not None for each in given):
         return
 
     def begin(called: torch.nn.Module) -> None:
@@ -240,7 +241,8 @@ def _begin(
     )
     environment = Environment.read()
     start.begin(model, environment)
-    if not reason and tuned._agent is None and environment.configuration is None:
+    is_left = environment.configuration is None and environment.check is None
+    if not reason and tuned._agent is None and is_left:
         if tuned._tunable is not None:
             tuned._tunable.forget()
         tuned._tunable = None  # Made anew where it is needed.

@@ -96,6 +96,11 @@ class Recomputation:
         """How many blocks can be switched."""
         return len(self._blocks)
 
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """What is recomputed by default."""
+        return [module for block in self._blocks if (module := block.module) is not None]
+
     def named(self, configuration: Configuration) -> Configuration:
         """The configuration with the number of blocks that it means."""
         if not self._blocks or configuration.recomputed_blocks != ALL_BLOCKS:

@@ -47,6 +47,11 @@ class Block:
         self._handles: list[RemovableHandle] = []
 
     @property
+    def module(self) -> torch.nn.Module | None:
+        """What is recomputed; None: it is gone."""
+        return self._way.block()
+
+    @property
     def draws_again(self) -> bool:
         """Whether its random numbers are the same ones when it is recomputed."""
         return bool(self._way.options.get("preserve_rng_state", True))
