@@ -431,3 +431,20 @@ def test_a_gain_that_cannot_be_divided_has_a_reason_and_no_bars(page: Page, url:
     page.goto("/jobs/begun")
     expect(page.locator("#importance-note")).to_have_text(reason)
     expect(page.locator("#importance li")).to_have_count(0)
+
+
+def test_step_time_is_shown_over_memory_where_blocks_are_recomputed(
+    page: Page, tuned: DrivenJob
+) -> None:
+    overview = tuned.get("overview")
+    counts = [*range(len(overview["trials"]))]
+    overview["knobs"]["recomputed_blocks"] = {"type": "categorical", "values": counts}
+    for count, trial in zip(counts, overview["trials"], strict=True):
+        trial["configuration"]["recomputed_blocks"] = count
+        trial["peak_bytes"] = (40 - count) * 2**30
+    page.route("**/overview", lambda route: route.fulfill(json=overview))
+    page.goto("/jobs/tuned")
+    expect(page.locator("#knob")).to_have_value("memory")
+    assert len(read_points(page, "#knob-plot")) == len(counts)
+    page.locator("#knob").select_option("bucket_bytes")
+    expect(page).to_have_url(re.compile("knob=bucket_bytes"))
