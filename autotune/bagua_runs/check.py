@@ -173,8 +173,8 @@ class Figures:
 def check(
     steps: int, seconds: float, timeout: float, as_json: bool, command: Sequence[str]
 ) -> None:
-    """Say how much faster COMMAND could train, at most and likely, if it were tuned: by its
-    communication, and by keeping activations that it recomputes.
+    """Say how much faster COMMAND could train, at most and likely, if it were tuned. What it sends
+    and which activations it recomputes may be.
 
     Runs it, measures some steps after a warm-up, and ends it with all the processes that it
     started. What it writes until then, such as logs and checkpoints, it writes. The script stays as

@@ -31,8 +31,7 @@ COMMANDS = {
 MODULES = dict.fromkeys(("backup", "restore", "doctor"), "maintenance")
 """The other commands have modules of their names."""
 OF_OUR_PACKAGES = {
-    "check": "Say how much faster COMMAND could train, at most and likely, if its communication "
-    "were tuned.",
+    "check": "Say how much faster COMMAND could train, at most and likely, if it were tuned.",
     "system": "Find settings with which COMMAND trains faster.",
     "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing, or by "
     "algorithm.",

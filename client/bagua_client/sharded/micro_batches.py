@@ -15,9 +15,10 @@ from bagua_client.torch_private.sharded import Unit, checksums
 STEPS_REMEMBERED = 5
 STEPS_LOOKED_AT = 2
 """So many steps of several micro-batches must have shown that no weight changes unseen."""
-MOST_PASSES_AWAITED = 64
+MOST_PASSES_AWAITED = 32
 """So many passes a step of an optimizer is waited for."""
 NO_OPTIMIZER = "no step of an optimizer of torch's was seen"
+STEPS_IN_BACKWARD = "an optimizer steps in the backward pass"
 NOT_TOLD = (
     "the training does not tell which micro-batch is the last (model.report_last_micro_batch, or "
     "torch's set_is_last_backward)"
@@ -70,10 +71,13 @@ class MicroBatches:
         if self.is_known:
             return
         if not self._counts and self._since_step >= MOST_PASSES_AWAITED:
-            self.is_known, self.obstacle = True, NO_OPTIMIZER
-            self.undeferrable = NO_OPTIMIZER
+            self.rule_out(NO_OPTIMIZER)
         elif self.usual > 1:
             self._look(units)
+
+    def rule_out(self, reason: str) -> None:
+        """Nothing may be kept or deferred, for this reason."""
+        self.is_known, self.obstacle, self.undeferrable = True, reason, reason
 
     def _look(self, units: Sequence[Unit]) -> None:
         """Remember whether weights have changed that seem not to have."""

@@ -25,7 +25,7 @@ from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory
-from bagua_client.sharded.micro_batches import MicroBatches
+from bagua_client.sharded.micro_batches import STEPS_IN_BACKWARD, MicroBatches
 from bagua_client.sharded.offer import (
     NOT_SEEN,
     ShardedOffer,
@@ -351,18 +351,23 @@ class TunableUnits(ChangedTogether):
         other, units may be in use; the next pass begins anew anyway."""
         if self._is_in_forward or is_in_backward() or self.is_left:
             return False
-        is_own = self.observers.call(self._holds_own, optimizer) is not False
-        if is_own:
+        if is_own := self._is_own(optimizer):
             self._held.settings.reshard()
         return is_own
 
     def weights_change(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
+        was_known = self.is_left or self.micro_batches.is_known
         if self._let_go(optimizer):
-            was_known = self.micro_batches.is_known
             self.micro_batches.step_ends()
-            if self.micro_batches.is_known and not was_known:
-                self._follow()
+        elif is_in_backward() and not was_known and self._is_own(optimizer):
+            self.micro_batches.rule_out(STEPS_IN_BACKWARD)
+        if not was_known and self.micro_batches.is_known:
+            self._follow()
+
+    def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Also where that cannot be known."""
+        return self.observers.call(self._holds_own, optimizer) is not False
 
     def _holds_own(self, optimizer: torch.optim.Optimizer) -> bool:
         held = (each for group in optimizer.param_groups for each in group["params"])

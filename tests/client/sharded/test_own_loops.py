@@ -302,6 +302,24 @@ def test_blocks_with_an_output_type_of_their_own_are_skipped_in_some_steps(
     assert two_ranks.run(run) == [[], []]
 
 
+def _known_in_backward() -> tuple[bool, list[Any]]:
+    """Whether all is known of a model whose optimizers step in the backward pass, after few steps;
+    and what may be kept over its micro-batches."""
+    model: Any = bagua_client.tune(sharded(is_nested=True))
+    step = steps_in_backward(model)
+    for number in range(6):
+        step(number)
+        tunable = tunable_of(model)
+    offer = tunable.offer
+    return tunable.order_is_agreed, [*offer.values().get("kept_over_micro_batches", ())]
+
+
+def test_nothing_is_kept_over_micro_batches_if_optimizers_step_in_the_backward_pass(
+    two_ranks: RankPool,
+) -> None:
+    assert two_ranks.run(_known_in_backward) == [(True, [])] * 2
+
+
 def _ranks_after_a_validation() -> int:
     """Over how many ranks the tuner takes the model's parts to be spread, after one pass for
     training. Each rank comes from a validation, in which torch spread them over two."""
