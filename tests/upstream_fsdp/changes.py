@@ -100,6 +100,7 @@ class _Changes(Nobody):
         reasons = offer.reasons()
         can_prefetch = not any(reason.startswith("prefetch") for reason in reasons)
         has_buffers = tunable.units[0].has_scatter_buffers
+        over = values.get("kept_over_micro_batches", ("off",))
         low, high = offer.bucket_bytes
         while True:
             found = replace(
@@ -110,6 +111,7 @@ class _Changes(Nobody):
                 prefetch=chosen(BESIDE_OFFER["prefetch"] if can_prefetch else (0,)),
                 scatter_group=chosen(groups),
                 scatter_buffers=chosen(BESIDE_OFFER["scatter_buffers"] if has_buffers else (1,)),
+                kept_over_micro_batches=str(chosen(over)),
             )
             if found != tunable.layout.configuration:
                 return found

@@ -354,13 +354,15 @@ class Unit:
 
     def drop_what_was_thrown_away(self) -> None:
         """Forget gradients that wait to be reduced if the training has thrown them away."""
+        if not self._unreduced:
+            return
         now = [each.sharded_param.grad for each in self._with_unreduced()]
         kept = [(grad, _versions(grad)) for grad in now]
         same = len(kept) == len(self._unreduced) and all(
             one is other and version == before
             for (one, version), (other, before) in zip(kept, self._unreduced, strict=True)
         )
-        if self._unreduced and not same:
+        if not same:
             for each in self._with_unreduced():
                 each.unsharded_accumulated_grad = each._unsharded_param.grad = None
             self._unreduced = []
