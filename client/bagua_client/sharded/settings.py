@@ -63,6 +63,9 @@ class UnitSettings:
             RuntimeError: a unit is in a pass, or a backward pass may come.
         """
         self.reshard()
+        for unit in self._units:
+            unit.drop_what_was_thrown_away()
+        are_unreduced = any(unit.has_unreduced for unit in self._units)
         if has_open_pass and parts_of(layout) != [part for _, part in self._merged.leading]:
             raise RuntimeError("the backward pass of an earlier forward pass is still to come")
         for unit in self._units:
@@ -73,6 +76,8 @@ class UnitSettings:
             if unit.is_spread_narrowly:  # Torch would gather it where it is kept from now on.
                 unit.module.reshard()
         self._merged.merge(parts)
+        for unit in self._units:
+            unit.leave_unreduced(False)
         asked = kept_units(self._units, configuration.kept_units)
         nodes = self._communicator.nodes(configuration)
         leading = []
@@ -86,6 +91,7 @@ class UnitSettings:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
             unit.keep(is_kept, nodes, lambda: self.is_training, stays, defers)
+            unit.leave_unreduced(are_unreduced)
             is_spread = nodes is not None and unit.may_be_spread
             self._kept += [unit] * (is_kept or is_spread or unit.may_stay)
         self._gather_ahead(leading, configuration.prefetch)

@@ -328,21 +328,21 @@ class Unit:
                 torchs(*unused)
             if group.is_unsharded and "reshard_after_backward" in put:
                 self._show_own()
-            self._unreduced = self._with_place_holders() if later == "on" else []
+            self.leave_unreduced(later == "on")
 
         group.post_backward = post_backward
 
-    def _with_place_holders(self) -> list[tuple[torch.Tensor, tuple[int, int]]]:
-        """Give each parameter whose gradient is not reduced yet one of zeros, to which that is
-        added later: what a training does to it says whether it throws the gradient away. Returns
-        the gradients, and their versions."""
+    def leave_unreduced(self, waits: bool) -> None:
+        """Have gradients wait to be reduced, if there are some, or none of them. Each parameter has
+        a gradient of zeros meanwhile, to which it is added later: what a training does to that says
+        whether it throws the gradient away."""
         found = []
-        for each in self._with_unreduced():
+        for each in self._with_unreduced() if waits else ():
             parameter = each.sharded_param
             if parameter.grad is None:
                 parameter.grad = each.to_sharded_dtensor(torch.zeros_like(parameter._local_tensor))
             found.append((parameter.grad, _versions(parameter.grad)))
-        return found
+        self._unreduced = found
 
     def _with_unreduced(self) -> list[Any]:
         known = [each for each in self.group.fsdp_params if hasattr(each, "_unsharded_param")]

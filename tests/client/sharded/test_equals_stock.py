@@ -374,3 +374,36 @@ def test_a_step_that_comes_before_the_last_micro_batch_has_all_gradients(
     for off, lines in two_ranks.run(_steps_too_early, replace(TOLD, clips=False)):
         assert off < 1e-5
         assert ["the last micro-batch of its step was not told" in line for line in lines] == [True]
+
+
+def _switched_amid() -> float:
+    """How far gradients are off, by their largest, where each switch comes between two
+    micro-batches."""
+    models: list[Any] = [sharded(Kind()), bagua_client.tune(sharded(Kind()))]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
+    ways = [DEFERRED[5], {}, DEFERRED[7], {"kept_units": 4}, DEFERRED[9], DEFERRED[3], {}]
+    worst = 0.0
+    for step in range(4 + len(ways)):
+        for part in range(4):
+            for model in models:
+                torch.manual_seed(100 * step + 10 * part + dist.get_rank())
+                if model is models[1]:
+                    model.report_last_micro_batch(part == 3)
+                model(torch.randn(5, WIDTH)).square().mean().backward()
+            if step == 1:
+                tunable_of(models[1])  # It looks at the steps from here on.
+            if step >= 4 and part == 1:
+                found = replace(tunable_of(models[1]).default, **ways[step - 4])
+                assert models[1].reconfigure(found)
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            expected = one.grad.to_local()
+            off = (expected - other.grad.to_local()).abs().max() if expected.numel() else 0.0
+            worst = max(worst, float(off))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return worst
+
+
+def test_a_switch_between_two_micro_batches_loses_no_gradient(two_ranks: RankPool) -> None:
+    assert max(two_ranks.run(_switched_amid)) < 1e-6
