@@ -111,7 +111,7 @@ class _Changes(Nobody):
                 prefetch=chosen(BESIDE_OFFER["prefetch"] if can_prefetch else (0,)),
                 scatter_group=chosen(groups),
                 scatter_buffers=chosen(BESIDE_OFFER["scatter_buffers"] if has_buffers else (1,)),
-                kept_over_micro_batches=str(chosen(over)),
+                kept_over_micro_batches=str(over[_counts["changed"] % len(over)]),
             )
             if found != tunable.layout.configuration:
                 return found
