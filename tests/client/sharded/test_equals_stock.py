@@ -3,7 +3,7 @@ steps, and however it is sharded and trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -220,7 +220,16 @@ OVER_MICRO_BATCHES = {
 }
 
 
-@pytest.mark.parametrize("kind", OVER_MICRO_BATCHES.values(), ids=list(OVER_MICRO_BATCHES))
+def _few(kinds: Mapping[str, Kind], *always: str) -> list[Any]:
+    """The others are tried with the slow tests."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(kind, id=name, marks=[] if name in always else [slow])
+        for name, kind in kinds.items()
+    ]
+
+
+@pytest.mark.parametrize("kind", _few(OVER_MICRO_BATCHES, "other-numbers", "amid-step"))
 def test_what_is_kept_over_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
     changes = KEPT_ON
     on = {"kept_over_micro_batches": "on"}
@@ -231,6 +240,7 @@ def test_what_is_kept_over_micro_batches(two_ranks: RankPool, kind: Kind) -> Non
     assert two_ranks.run(differs, kind, changes, 12) == ["", ""]
 
 
+@pytest.mark.slow
 def test_copies_of_a_model_that_is_kept_over_micro_batches(four_ranks: RankPool) -> None:
     for awaits in ("", "all-reduce", "gradient sync"):
         kind = replace(FOUR, replicas=2, micro_batches=COUNTS, awaits=awaits)
@@ -250,13 +260,12 @@ def _gathers(kind: Kind, change: dict[str, Any]) -> int:
 
 def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
     on = {"kept_over_micro_batches": "on", "channels": 2}
-    for awaits in ("", "gradient sync"):
-        kind = replace(FOUR, awaits=awaits)
-        # Five units; torch keeps the model's own from the forward pass to the backward pass.
-        assert two_ranks.run(_gathers, kind, {"channels": 2}) == [3 * 4 * 9] * 2
-        assert two_ranks.run(_gathers, kind, on) == [3 * (4 * 8 + 1)] * 2
-        assert two_ranks.run(_gathers, kind, {**on, "kept_units": 3}) == [3 * (4 * 2 + 4)] * 2
-        assert two_ranks.run(_gathers, kind, {**on, "kept_units": 4}) == [3 * 5] * 2
+    told = replace(FOUR, awaits="gradient sync")
+    # Five units; torch keeps the model's own from the forward pass to the backward pass.
+    assert two_ranks.run(_gathers, FOUR, {"channels": 2}) == [3 * 4 * 9] * 2
+    assert two_ranks.run(_gathers, told, on) == [3 * (4 * 8 + 1)] * 2
+    assert two_ranks.run(_gathers, FOUR, {**on, "kept_units": 3}) == [3 * (4 * 2 + 4)] * 2
+    assert two_ranks.run(_gathers, told, {**on, "kept_units": 4}) == [3 * 5] * 2
 
 
 def _offered(
@@ -306,7 +315,7 @@ LEFT_TO_THE_LAST = {
 }
 
 
-@pytest.mark.parametrize("kind", LEFT_TO_THE_LAST.values(), ids=list(LEFT_TO_THE_LAST))
+@pytest.mark.parametrize("kind", _few(LEFT_TO_THE_LAST, "told-to-us"))
 def test_what_is_left_to_the_last_micro_batch(two_ranks: RankPool, kind: Kind) -> None:
     """Beside a training that does so by torch's own call: sums are made in that order."""
     changes = DEFERRED
@@ -316,6 +325,7 @@ def test_what_is_left_to_the_last_micro_batch(two_ranks: RankPool, kind: Kind) -
     assert two_ranks.run(differs, kind, changes, 12, by_hand) == ["", ""]
 
 
+@pytest.mark.slow
 def test_sums_over_copies_are_left_to_the_last_micro_batch(four_ranks: RankPool) -> None:
     kind = replace(TOLD, replicas=2)
     for way, awaits in (("copies", "all-reduce"), ("on", "gradient sync")):
@@ -324,6 +334,7 @@ def test_sums_over_copies_are_left_to_the_last_micro_batch(four_ranks: RankPool)
         assert four_ranks.run(differs, kind, changes, 12, by_hand) == [""] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amid", ["thrown away", "zeroed"])
 def test_unreduced_gradients_are_thrown_away_as_others(two_ranks: RankPool, amid: str) -> None:
     """All but the last one's are: nothing is summed up in another order."""
@@ -332,6 +343,7 @@ def test_unreduced_gradients_are_thrown_away_as_others(two_ranks: RankPool, amid
     assert two_ranks.run(differs, kind, changes, 12) == ["", ""]
 
 
+@pytest.mark.slow
 def test_what_is_deferred_is_offered_where_the_last_one_is_told(two_ranks: RankPool) -> None:
     def offered(kind: Kind, *allowed: str) -> tuple[list[Any], str]:
         one, other = two_ranks.run(_offered, kind, "deferred_reduction", allowed)
