@@ -46,9 +46,9 @@ else
 	exit $$status
 endif
 
-# Whole jobs wait for a good part of their time, so more at a time than there are cores.
+# Whole jobs wait for a good part of their time: with two at a time a third of two cores is idle.
 test-slow: $(STAMP) ## The tests that are marked slow: documents, frameworks, whole jobs with faults, hosts, browsers
-	$(PYTEST) $(TOGETHER) 4 -m slow
+	$(PYTEST) $(TOGETHER) 3 -m slow
 
 test-all: $(STAMP) ## All tests: "make test", then the other parts; says how long each took
 	@status=0; times=; \

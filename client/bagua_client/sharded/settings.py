@@ -30,22 +30,26 @@ class UnitSettings:
     Args:
         units: of the model, in the order in which it lists them.
         traffic, communicator: between its ranks.
+        micro_batches: of a step.
 
     Attributes:
         is_training: whether a forward pass of the model is under way that a backward pass may
             follow.
-        micro_batches: of a step.
     """
 
     is_training = False
 
     def __init__(
-        self, units: Sequence[Unit], traffic: Traffic, communicator: ShardCommunicator
+        self,
+        units: Sequence[Unit],
+        traffic: Traffic,
+        communicator: ShardCommunicator,
+        micro_batches: MicroBatches,
     ) -> None:
         self._units = units
         self._traffic, self._communicator = traffic, communicator
         self._merged = MergedUnits(units)
-        self.micro_batches = MicroBatches()
+        self.micro_batches = micro_batches
         self._kept: list[Unit] = []
         self._is_ahead = self._keeps_on = False
         self._deferred, self._has_warned = "off", False

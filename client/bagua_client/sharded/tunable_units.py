@@ -141,6 +141,7 @@ class TunableUnits(ChangedTogether):
         super().__init__(communicator, model, units[0].device)
         self._model = weakref.ref(model)
         self.observation = UnitObservation(self.observers)
+        self.micro_batches = MicroBatches()
         self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
         self._own = frozenset(map(id, self.parameters))
@@ -172,7 +173,8 @@ class TunableUnits(ChangedTogether):
                 *(units, self.device_memory, self.layout, self.declared.new),
                 *(communicator.ranks_beside, self.recomputation),
             )
-        held = _Held(units, memory, traffic, UnitSettings(units, traffic, communicator))
+        settings = UnitSettings(units, traffic, communicator, self.micro_batches)
+        held = _Held(units, memory, traffic, settings)
         vars(model)[HELD] = held
         self._held_by_model, self._passes = weakref.ref(held), Passes()
         self._follow()
@@ -200,11 +202,6 @@ class TunableUnits(ChangedTogether):
     @property
     def units(self) -> Sequence[Unit]:
         return self._held.units
-
-    @property
-    def micro_batches(self) -> MicroBatches:
-        """Of a step of the optimizer."""
-        return self._held.settings.micro_batches
 
     @property
     def memory(self) -> UnitsMemory | None:  # type: ignore[override]
