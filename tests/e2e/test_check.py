@@ -145,7 +145,6 @@ def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
     ("command", "sentence"),
     [
         (training("several"), "each optimizer step has 2 backward passes that communicate"),
-        (["--", sys.executable, str(TRAINING), "alone", ENDLESS], "has one process only"),
         (["--", sys.executable, "-c", ""], "made no step of a PyTorch optimizer"),
         (["--", "no-such-command"], "cannot be started: No such file or directory"),
     ],
