@@ -156,6 +156,14 @@ def test_what_cannot_be_measured_is_told(command: list[str], sentence: str) -> N
     assert done.stdout == ""
 
 
+def test_one_process_that_recomputes_nothing_is_told_that_there_is_nothing_to_gain() -> None:
+    done = check("--steps", "5", "--", sys.executable, str(TRAINING), "alone", ENDLESS)
+    assert done.returncode == 0, done.stderr
+    step, advice = done.stdout.splitlines()
+    assert re.fullmatch(r"step .* of one process \(.* cpu; median of \d+ steps\)", step)
+    assert advice.startswith("Nothing to gain: one process communicates nothing")
+
+
 def test_a_command_that_fails_gives_its_status_and_what_it_printed() -> None:
     done = check("--", sys.executable, "-c", "print('the data are not there'); raise SystemExit(7)")
     assert done.returncode == 7

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bagua_client.torch_private.sharded import Unit, checksums
+from bagua_client.tunable.looks import seen
 
 STEPS_REMEMBERED = 5
 STEPS_LOOKED_AT = 2
@@ -18,6 +19,7 @@ STEPS_LOOKED_AT = 2
 MOST_PASSES_AWAITED = 32
 """So many passes a step of an optimizer is waited for."""
 NO_OPTIMIZER = "no step of an optimizer of torch's was seen"
+NOT_SEEN = "the weights are of a kind that cannot be looked at"
 STEPS_IN_BACKWARD = "an optimizer steps in the backward pass"
 NOT_TOLD = (
     "the training does not tell which micro-batch is the last (model.report_last_micro_batch, or "
@@ -72,15 +74,15 @@ class MicroBatches:
             return
         if not self._counts and self._since_step >= MOST_PASSES_AWAITED:
             self.rule_out(NO_OPTIMIZER)
-        elif self.usual > 1:
-            self._look(units)
+        elif self.usual > 1 and not seen(lambda: self._look(units), False):
+            self.rule_out(NOT_SEEN)
 
     def rule_out(self, reason: str) -> None:
         """Nothing may be kept or deferred, for this reason."""
         self.is_known, self.obstacle, self.undeferrable = True, reason, reason
 
-    def _look(self, units: Sequence[Unit]) -> None:
-        """Remember whether weights have changed that seem not to have."""
+    def _look(self, units: Sequence[Unit]) -> bool:
+        """Remember whether weights have changed that seem not to have; always True."""
         versions, found = [unit.versions for unit in units], _sums(unit.parts for unit in units)
         if self._gradients is not None:
             now = _sums(unit.gradients for unit in units)
@@ -90,6 +92,7 @@ class MicroBatches:
             self._first = versions, found
         else:
             self._unseen.append((found != self._first[1]).any())
+        return True
 
     def reduced(self, units: Sequence[Unit]) -> None:
         """A backward pass has reduced its gradients."""

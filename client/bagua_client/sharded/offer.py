@@ -78,6 +78,7 @@ class ShardedOffer(Offer):
         has_buffers, on_gpu = units[0].has_scatter_buffers, communicator.device.type == "cuda"
         most_kept = sum(unit.given.mesh_kept is not None for unit in units)
         may_be_spread = communicator.has_nodes and any(unit.may_be_spread for unit in units)
+        is_narrow = any(unit.dtypes[1].itemsize <= BYTES_OF_16_BITS for unit in units)
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
         low = high = self.default.bucket_bytes
@@ -144,7 +145,7 @@ class ShardedOffer(Offer):
                 first("deferred_reduction", () if is_whole or undeferred else deferred),
                 "" if is_whole else undeferred and f"gradients are reduced each time: {undeferred}",
                 deferrable,
-                changes="" if is_wide else NARROW_SUMS,
+                changes=NARROW_SUMS if is_narrow else "",
             ),
             "wire_precision": Limit(
                 KNOBS["wire_precision"].kind.tried if is_wide else (),

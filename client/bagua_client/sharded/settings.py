@@ -53,6 +53,7 @@ class UnitSettings:
         self._kept: list[Unit] = []
         self._is_ahead = self._keeps_on = False
         self._deferred, self._has_warned = "off", False
+        self._are_unreduced = False  # Gradients, while a layout is put: also if that fails.
         self._given_buffers = units[0].scatter_buffers
 
     def put(self, layout: Layout, algorithm: Algorithm, has_open_pass: bool = False) -> None:
@@ -69,7 +70,7 @@ class UnitSettings:
         self.reshard()
         for unit in self._units:
             unit.drop_what_was_thrown_away()
-        are_unreduced = any(unit.has_unreduced for unit in self._units)
+        self._are_unreduced |= any(unit.has_unreduced for unit in self._units)
         if has_open_pass and parts_of(layout) != [part for _, part in self._merged.leading]:
             raise RuntimeError("the backward pass of an earlier forward pass is still to come")
         for unit in self._units:
@@ -95,9 +96,10 @@ class UnitSettings:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
             unit.keep(is_kept, nodes, lambda: self.is_training, stays, defers)
-            unit.leave_unreduced(are_unreduced)
+            unit.leave_unreduced(self._are_unreduced)
             is_spread = nodes is not None and unit.may_be_spread
             self._kept += [unit] * (is_kept or is_spread or unit.may_stay)
+        self._are_unreduced = False
         self._gather_ahead(leading, configuration.prefetch)
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)

@@ -124,31 +124,25 @@ def test_what_micro_batches_send_is_known_from_the_default_and_the_other_way_rou
             assert again.traffic(configuration) == model.traffic(configuration)
 
 
-def test_a_tuning_with_micro_batches_keeps_over_them() -> None:
-    simulator = made(micro_batches=4, flow=1.1e9)
-    over = "kept_over_micro_batches", "deferred_reduction"
-    knobs = ("bucket_bytes", "channels", "kept_units", *over)
+OVER = "bucket_bytes", "channels", "kept_units", "kept_over_micro_batches", "deferred_reduction"
+
+
+@pytest.mark.parametrize(
+    ("link", "micro_batches", "knobs", "most_steps"),
+    [(4e9, 1, KNOBS, 300), (1.2e9, 1, KNOBS, 300), (4e9, 4, OVER, 100)],
+    ids=["shared", "full", "micro-batches"],
+)
+def test_a_tuning_finds_the_best_in_few_steps(
+    link: float, micro_batches: int, knobs: tuple[str, ...], most_steps: int
+) -> None:
+    simulator = made(flow=1.1e9, link=link, micro_batches=micro_batches)
     low = simulator.default["bucket_bytes"]
-    known = truth(simulator, knobs=knobs)
-    best = min(s for c, s in known.items() if c["bucket_bytes"] == low)
+    best = min(s for c, s in truth(simulator, knobs=knobs).items() if c["bucket_bytes"] == low)
     for seed in range(3):
         job = SimulatedJob(Tuner(Store("sqlite://")), simulator, "job", seed, 0.03, knobs=knobs)
         job.run(600, until_finished=True)
         assert job.is_finished
-        assert job.step <= 100
-        assert job.true_seconds(job.configuration) <= 1.05 * best
-
-
-@pytest.mark.parametrize("link", [4e9, 1.2e9], ids=["shared", "full"])
-def test_a_tuning_finds_the_best_in_few_steps(link: float) -> None:
-    simulator = made(flow=1.1e9, link=link)
-    low = simulator.default["bucket_bytes"]
-    best = min(s for c, s in truth(simulator, knobs=KNOBS).items() if c["bucket_bytes"] == low)
-    for seed in range(3):
-        job = SimulatedJob(Tuner(Store("sqlite://")), simulator, "job", seed, 0.03, knobs=KNOBS)
-        job.run(600, until_finished=True)
-        assert job.is_finished
-        assert job.step <= 300
+        assert job.step <= most_steps
         assert job.true_seconds(job.configuration) <= 1.05 * best
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.sharded import micro_batches
 from bagua_client.torch_private.merged_units import why_not
 from tests.ranks import RankPool
 
@@ -300,6 +302,25 @@ def test_blocks_with_an_output_type_of_their_own_are_skipped_in_some_steps(
 ) -> None:
     run = partial(differs, drops_layers, {4: ALL_AS_ONE}, is_rough=True)
     assert two_ranks.run(run) == [[], []]
+
+
+def _unlike_others() -> tuple[bool, str]:
+    """Whether all is known of a model whose weights cannot be looked at; why nothing is kept."""
+    model: Any = bagua_client.tune(sharded())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mock.patch.object(micro_batches, "checksums", side_effect=NotImplementedError):
+        for step in range(5):
+            for _ in range(2):
+                loss_of(model, step).backward()
+            optimizer.step()
+            tunable_of(model)
+    found = tunable_of(model)
+    return found.order_is_agreed, found.offer.table()["kept_over_micro_batches"].cannot("on")
+
+
+def test_weights_that_cannot_be_looked_at_stop_no_training(two_ranks: RankPool) -> None:
+    expected = True, "the weights are of a kind that cannot be looked at"
+    assert two_ranks.run(_unlike_others) == [expected] * 2
 
 
 def _known_in_backward() -> tuple[bool, list[Any]]:
