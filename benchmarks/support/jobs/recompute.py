@@ -15,11 +15,12 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -30,9 +31,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import bagua_client
+from bagua_client.tunable import switch
+from bagua_client.tunable.memory import CudaMemory, DeviceMemory
+from benchmarks.support.jobs.paper_memory import PaperMemory
 from benchmarks.support.jobs.rank import write
 
 WARMUP_STEPS = 2
+PAPER_BYTES, PAPER_SCALE = 2**40, 1024
+"""A model of a hidden size of 64 stands for one of 2,048."""
 
 
 def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
@@ -75,8 +81,7 @@ class Training:
         with device:
             model, blocks = transformer(spec)
         self.model: Any = self._wrapped(model, blocks)
-        fused = {"fused": True} if device.type == "cuda" else {}
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, **fused)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=True)
         rank = dist.get_rank() if dist.is_initialized() else 0
         generator = torch.Generator(device=device).manual_seed(rank)
         shape = (spec["sequences"], spec["tokens"])
@@ -169,39 +174,59 @@ def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> 
 
 def limited(spec: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     """Tune again and again, each time with another limit of the memory, every other time with
-    sequences of random lengths; what each has taken."""
+    sequences of random lengths; what each has taken. On a CPU its memory is on paper."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+
+        def limit_to(size_bytes: float) -> None:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(size_bytes / total, device)
+
+        yield from _limited(spec, device, CudaMemory(device), limit_to)
+        return
+    paper = PaperMemory(PAPER_BYTES, PAPER_SCALE)
+    with paper, mock.patch.object(switch, "memory_of", return_value=paper):
+        yield from _limited(spec, device, paper, paper.limit_to)
+
+
+def _limited(
+    spec: Mapping[str, Any],
+    device: torch.device,
+    memory: DeviceMemory,
+    limit_to: Callable[[float], None],
+) -> Iterator[dict[str, Any]]:
     draw, tokens = random.Random(spec["seed"]), spec["tokens"]
-    total = torch.cuda.get_device_properties(device).total_memory
     training: Training | None = Training(spec, device)
     assert training is not None
     tuned(training, spec)
     default, peaks = training.model.tuning.default, []
     for count in (default.recomputed_blocks, 0):
         training.model.reconfigure(replace(default, recomputed_blocks=count))
-        peaks.append(timed(training, device, 2)[1])
+        timed(training, device, 1)
+        memory.reset()
+        timed(training, device, 1)
+        peaks.append(memory.taken().peak_bytes)
     for number in range(spec["limits"]):
         training = None
         gc.collect()
-        torch.cuda.empty_cache()
-        limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1]) * 2**30
-        torch.cuda.set_per_process_memory_fraction(limit / total, device)
+        limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1])
+        limit_to(limit)
         # Another model, so that nothing is known of it from the tunings before.
         another = {**spec, "vocabulary": spec["vocabulary"] + 64 * number}
         training, steps, varies = Training(another, device), 0, number % 2 == 1
-        torch.cuda.reset_peak_memory_stats()
-        before, most, ran_out = torch.cuda.memory_stats(device), 0, 0
+        memory.reset()
+        before, most, ran_out = memory.taken().retries, 0, 0
         try:
             while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
                 training.step(draw.randint(tokens // 4, tokens) if varies else None)
-                steps, most = steps + 1, max(most, torch.cuda.max_memory_allocated())
+                steps, most = steps + 1, max(most, memory.taken().peak_bytes)
         except torch.OutOfMemoryError:
             ran_out = 1
-        after = torch.cuda.memory_stats(device)
         yield {
             "limit_gib": limit / 2**30,
             "varies": varies,
             "out_of_memory": ran_out,
-            "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
+            "retries": memory.taken().retries - before,
             "peak_share": most / limit,
             "steps": steps,
             "recomputed": training.model.configuration.recomputed_blocks,
@@ -226,7 +251,10 @@ def main() -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     result: dict[str, Any] = {"spec": spec}
     if spec["limits"]:
-        result["limited"] = list(limited(spec, device))
+        rows = result["limited"] = []
+        for row in limited(spec, device):
+            rows.append(row)
+            write(options.out, result)
     else:
         training = Training(spec, device)
         result["tuning"] = tuned(training, spec)
