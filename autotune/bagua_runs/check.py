@@ -34,6 +34,7 @@ from bagua_wire.knob_kinds import describe_bytes
 # Below so many times what remains without exposed communication: no gain that a job shows, and
 # none that is worth much.
 NOTHING, LITTLE = 1.02, 1.10
+TOLD = ("ranks", "nodes", "backend", "device", "models", "kind", "backward_passes")
 WAYS = {"bits16": "16 bits", "bits8": "8 bits", "powersgd": "PowerSGD of rank 1"}
 
 
@@ -115,6 +116,8 @@ class Figures:
         step_spread: by what steps vary, as a share of one.
         hindrances: what keeps communication from running beside computing, as far as it was seen.
         recomputed: of the rank that wrote last; None: nobody told.
+        kind: of the model: ``replicated``, ``sharded``, ``zero`` or ``single``.
+        backward_passes: of a step, that communicate.
     """
 
     step_seconds: float
@@ -135,6 +138,8 @@ class Figures:
     step_spread: float = 0.0
     hindrances: list[Hindrance] = field(default_factory=list)
     recomputed: Recomputed | None = None
+    kind: str = "replicated"
+    backward_passes: int = 1
 
     @property
     def most_kept_speedup(self) -> float:
@@ -254,7 +259,7 @@ def _figures(measure: Exposure) -> Figures:
         },
         hindrances=hindrances(facts),
         recomputed=Recomputed(**told) if (told := facts.get("recomputing")) else None,
-        **{name: facts[name] for name in ("ranks", "nodes", "backend", "device", "models")},
+        **{name: facts[name] for name in TOLD},
     )
 
 
@@ -278,6 +283,8 @@ def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
         ]
     if figures.recomputed and (words := figures.recomputed.words(figures.step_seconds)):
         found.append(words)
+    if figures.backward_passes > 1 and figures.ranks > 1:
+        found.append(_accumulating(figures))
     if figures.models > 1:
         found.append(
             f"Each process wraps {figures.models} models: only the first is measured, and what the "
@@ -287,6 +294,23 @@ def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
     if figures.most_speedup_of and figures.verdict != "nothing_to_gain":
         found.append(_fewer_bytes(figures.most_speedup_of))
     return [*found, _advice(figures, command)]
+
+
+def _accumulating(figures: Figures) -> str:
+    """What it costs to communicate in more than one backward pass of a step."""
+    passes = figures.backward_passes
+    saved = (1 - 1 / passes) * figures.exposed_seconds
+    advice = "run all but the last under model.no_sync(), which leaves the others' out"
+    if figures.kind == "sharded":
+        advice = (
+            "what one has gathered may be kept for the others (kept_over_micro_batches), and "
+            "gradients be reduced in the last alone (deferred_reduction): docs/sharded.md"
+        )
+    return (
+        f"Each step has {passes} backward passes that communicate: up to "
+        f"{describe_seconds(saved)} ({100 * saved / figures.step_seconds:.0f} %) of a step is "
+        f"waiting in all but one of them. If they accumulate gradients, {advice}"
+    )
 
 
 def _warning(found: Hindrance) -> str:
@@ -347,13 +371,6 @@ def tuned_command(command: Sequence[str]) -> str:
 
 
 def _why_unknown(facts: Mapping[str, Any]) -> str:
-    passes = facts["backward_passes"]
-    if passes > 1:
-        return (
-            f"each optimizer step has {passes} backward passes that communicate, so computing and "
-            "communication cannot be told apart. If they accumulate gradients, run all but the "
-            "last under model.no_sync(): that alone saves most of the communication"
-        )
     return (
         "computing and communication cannot be told apart: the model is on several devices, or on "
         f"another than {facts['backend']} communicates from"

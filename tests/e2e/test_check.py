@@ -142,9 +142,20 @@ def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("several", r"run .* under model\.no_sync\(\)"), ("accumulates", "kept_over_micro_batches")],
+)
+def test_what_it_costs_to_communicate_in_each_backward_pass_is_told(kind: str, advice: str) -> None:
+    done = check("--steps", "5", *training(kind))
+    assert done.returncode == 0, done.stderr
+    told = r"Each step has 2 backward passes that communicate: up to .* \(\d+ %\) of a step .*"
+    (line,) = (each for each in done.stdout.splitlines() if re.fullmatch(told, each))
+    assert re.search(advice, line), line
+
+
+@pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (training("several"), "each optimizer step has 2 backward passes that communicate"),
         (["--", sys.executable, "-c", ""], "made no step of a PyTorch optimizer"),
         (["--", "no-such-command"], "cannot be started: No such file or directory"),
     ],

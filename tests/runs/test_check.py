@@ -125,6 +125,7 @@ def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
     measure = Exposure(10, 10.0, lambda _: None)
     few, many = [[0.5, 0.4, 0.3]] * 10, [[0.5, 0.1, 0.4]] * 10
     facts = {"ranks": 2, "nodes": 1, "backend": "gloo", "device": "cpu", "models": 1, "seen": []}
+    facts |= {"kind": "replicated", "backward_passes": 1}
     shares = {"bits16": 0.5, "bits8": 0.25}
     measure.facts = {**facts, "steps": few, "shares": shares}
     assert _figures(measure).most_speedup_of == pytest.approx({"bits16": 1.25, "bits8": 1.25})

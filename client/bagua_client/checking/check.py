@@ -199,6 +199,7 @@ class Check(Measures):
             "backend": self._communicator.backend,
             "device": device_name(device),
             "models": self.models,
+            "kind": self._tunable.offer.kind,
             "backward_passes": round(self._reductions / max(self.measurement.step, 1)),
             "steps": self._steps,
             "shares": self._shares(),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-MOST_WAITS = 64
-"""Most waits in one step; in one that has more (passes that nothing is learned from) the computing
-is not known.
+MOST_WAITS = 1024
+"""Most waits in one step: a sharded model has two for each unit in each micro-batch. In a step that
+has more (passes that nothing is learned from) the computing is not known.
 """
 
 
@@ -99,6 +99,7 @@ class StepTimer:
     A step lasts from the end of one communication to the end of the next; its computing ends
     where the last gradient is ready. Ranks that wait for one another all take as long as the
     slowest: only their computing tells which that is. What is ``unmeasured`` is no part of either.
+    Of a step of several passes that communicate, what follows each pass's last gradient is a wait.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -110,13 +111,13 @@ class StepTimer:
         self._left_out: Intervals = []
         self._stepped: Any = None
         self._left_out_from: Any = None
-        self._communicated_before = False
+        self._is_lost = False
 
     def computed(self) -> None:
         """The last gradient of this rank is ready: from now on it only communicates."""
-        is_known = not self._communicated_before and len(self._waits) <= MOST_WAITS
+        is_known = not self._is_lost and len(self._waits) <= MOST_WAITS
         self._computed = _Computed(self._mark(), self._waits) if is_known else None
-        self._waits, self._communicated_before = [], False
+        self._waits = []
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -154,11 +155,16 @@ class StepTimer:
         self._ends.append(_End(step, self._mark(), self._computed, self._left_out, complexity))
         self._computed, self._left_out = None, []
         self._stepped = self._left_out_from = None
+        # Waits since the last gradient was ready are over, and lie before the next step.
+        self._waits, self._is_lost = [], False
 
     def tick_within(self) -> None:
-        """The end of one more communication of the step: it falls into the time of the next,
-        whose computing is then not known."""
-        self._computed, self._communicated_before = None, True
+        """The end of one more communication of the step: it falls into the time of the next."""
+        if self._computed is None:
+            self._is_lost = True
+        else:
+            self._waits = [*self._computed.waits, (self._computed.mark, self._mark())]
+        self._computed = None
 
     def drain(self) -> list[StepTime]:
         """The steps whose time is known by now, oldest first. Nobody knows how long the first

@@ -50,15 +50,20 @@ class _MadeUpClock(CpuClock):
         return mark != self.unknown
 
 
-def _step(timer: StepTimer, clock: _MadeUpClock, step: int, seconds: Sequence[float]) -> None:
-    """Compute, wait for others, compute, communicate, each for so long."""
+def _pass(timer: StepTimer, clock: _MadeUpClock, seconds: Sequence[float]) -> None:
+    """Compute, wait for others, compute, communicate, which is a wait as well, each for so long."""
     before, waiting, after, communicating = seconds
     clock.now += before
     with timer.waiting():
         clock.now += waiting
     clock.now += after
     timer.computed()
-    clock.now += communicating
+    with timer.waiting():
+        clock.now += communicating
+
+
+def _step(timer: StepTimer, clock: _MadeUpClock, step: int, seconds: Sequence[float]) -> None:
+    _pass(timer, clock, seconds)
     timer.tick(step)
 
 
@@ -82,16 +87,25 @@ def test_a_step_without_a_mark_or_with_one_not_passed_has_no_computing_time() ->
     assert timer.drain() == [StepTime(1, 1.0, None), StepTime(2, 4.0, None)]
 
 
-def test_of_a_step_that_follows_one_of_several_communications_the_computing_is_not_known() -> None:
+def test_what_follows_the_last_gradient_of_each_pass_of_a_step_is_no_computing() -> None:
     clock = _MadeUpClock()
     timer = StepTimer(clock)
     timer.tick(0)
-    timer.computed()
-    clock.now += 1.0
-    timer.tick_within()
-    _step(timer, clock, 1, (1.0, 1.0, 1.0, 1.0))
-    _step(timer, clock, 2, (1.0, 1.0, 1.0, 1.0))
-    assert timer.drain() == [StepTime(1, 5.0, None), StepTime(2, 4.0, 2.0)]
+    for _ in range(2):
+        _pass(timer, clock, (1.0, 1.0, 1.0, 1.0))
+        timer.tick_within()
+    _pass(timer, clock, (1.0, 1.0, 1.0, 1.0))
+    timer.tick(1)
+    timer.tick_within()  # Of whose computing nothing was seen.
+    _pass(timer, clock, (1.0, 1.0, 1.0, 1.0))
+    timer.tick(2)
+    _pass(timer, clock, (1.0, 1.0, 1.0, 1.0))
+    timer.tick(3)
+    assert timer.drain() == [
+        StepTime(1, 12.0, 6.0),
+        StepTime(2, 4.0, None),
+        StepTime(3, 4.0, 2.0),
+    ]
 
 
 def test_passes_without_a_backward_pass_do_not_fill_the_memory() -> None:

@@ -123,16 +123,12 @@ def test_waiting_for_the_buffers_of_a_rank_that_is_slow_to_load_is_not_computing
     assert slow - fast > SLOW_SECONDS / 2
 
 
-def test_accumulated_passes_compute_together(two_ranks: RankPool) -> None:
-    steps = _steps(two_ranks, slow_rank=1, passes=3, accumulates=True)
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_the_passes_of_a_step_compute_together(two_ranks: RankPool, accumulates: bool) -> None:
+    """Whether each of them communicates or the last one alone."""
+    steps = _steps(two_ranks, slow_rank=1, passes=3, accumulates=accumulates)
     fast, slow = _medians(steps, "compute_seconds")
     assert slow - fast > 2 * SLOW_SECONDS
-
-
-def test_a_step_of_several_communications_has_no_computing_time(two_ranks: RankPool) -> None:
-    steps = _steps(two_ranks, slow_rank=1, passes=2)
-    assert len(steps) >= STEPS
-    assert not any("compute_seconds" in step for step in steps)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -1,10 +1,10 @@
 """Trainings for ``bagua-autotune check``: what their steps are made of is known.
 
 ``exposed``: far more to communicate than to compute; ``hidden``: the other way round; ``several``:
-two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel; ``debugs``:
-as that, and torch checks each collective; ``alone``: one process. ``hindered`` looks for unused
-parameters that there are not, and is compiled in one piece; ``leaves-out`` for some that there are.
-None of them knows anything of bagua_client.
+two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel;
+``accumulates``: both; ``debugs``: ``fsdp``, and torch checks each collective; ``alone``: one
+process. ``hindered`` looks for unused parameters that there are not, and is compiled in one piece;
+``leaves-out`` for some that there are. None of them knows anything of bagua_client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def wrapped(kind: str) -> nn.Module:
         # With gloo, torch 2.13 and this level DistributedDataParallel itself crashes.
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("gloo")
-    if kind in ("fsdp", "debugs"):
+    if kind in ("fsdp", "debugs", "accumulates"):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -84,7 +84,7 @@ def main(kind: str, steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
-        for _ in range(2 if kind == "several" else 1):
+        for _ in range(2 if kind in ("several", "accumulates") else 1):
             model(torch.ones(2)).backward()
         optimizer.step()
     if dist.is_initialized():
