@@ -31,7 +31,7 @@ MODELS = {
     "gpt2": {"model": "gpt2", "layers": 24, "hidden": 1024, "tokens": 1024},
     "small": {"model": "llama", "layers": 12, "hidden": 1024, "tokens": 1024},
     "tiny": {"model": "llama", "layers": 4, "hidden": 64, "tokens": 32, "vocabulary": 128},
-    "thin": {"model": "llama", "layers": 6, "hidden": 64, "tokens": 64, "vocabulary": 128},
+    "thin": {"model": "llama", "layers": 6, "hidden": 64, "tokens": 64, "vocabulary": 1024},
 }
 TIMEOUT_SECONDS = 560.0
 PAPER_VARIABLES = {"BAGUA_AUTOTUNE_TRIAL_SECONDS": "0.2", "BAGUA_AUTOTUNE_MAX_SAMPLES": "8"}
@@ -146,7 +146,7 @@ def show_limits(cell: str, found: Mapping[str, Any]) -> None:
     print_table(
         ["limit, GiB", "lengths vary", "recomputed", "peak", "steps", "retries", "ran out"], rows
     )
-    ran_out = sum(row["out_of_memory"] for row in found["limited"])
+    ran_out = sum(bool(row["out_of_memory"]) for row in found["limited"])
     above = sum(row["peak_share"] > SHARE for row in found["limited"])
     print(f"{cell}: {len(rows)} tunings, out of memory {ran_out}, above {SHARE:.0%} {above}")
 

@@ -164,9 +164,8 @@ class PaperMemory(TorchDispatchMode):
         return found
 
     def limit_to(self, size_bytes: float) -> None:
-        """There is so much from now on; what is wholly free goes back."""
-        self.allocator.empty()
-        self.allocator.limit_bytes = int(size_bytes)
+        """A device of this size, on which nothing lies yet: what there is stays on the other."""
+        self.allocator = PaperAllocator(int(size_bytes))
 
     def hold(self, found: Any) -> None:
         """The tensors in this are on the device, until they are gone."""
@@ -175,14 +174,16 @@ class PaperMemory(TorchDispatchMode):
                 continue
             storage = each.untyped_storage()
             if storage._cdata not in self._known and storage.nbytes():
-                block = self.allocator.take(storage.nbytes() * self._scale)
+                allocator = self.allocator
+                block = allocator.take(storage.nbytes() * self._scale)
                 self._known.add(storage._cdata)
                 # Torch keeps this object as long as the storage.
-                weakref.finalize(storage, self._let_go, storage._cdata, block).atexit = False
+                gone = weakref.finalize(storage, self._let_go, storage._cdata, allocator, block)
+                gone.atexit = False
 
-    def _let_go(self, key: int, block: _Block) -> None:
+    def _let_go(self, key: int, allocator: PaperAllocator, block: _Block) -> None:
         self._known.discard(key)
-        self.allocator.give_back(block)
+        allocator.give_back(block)
 
     def reset(self) -> None:
         found = self.allocator

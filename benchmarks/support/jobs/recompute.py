@@ -212,16 +212,16 @@ def _limited(
         limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1])
         limit_to(limit)
         # Another model, so that nothing is known of it from the tunings before.
-        another = {**spec, "vocabulary": spec["vocabulary"] + 64 * number}
+        another = {**spec, "vocabulary": spec["vocabulary"] + number}
         training, steps, varies = Training(another, device), 0, number % 2 == 1
         memory.reset()
-        before, most, ran_out = memory.taken().retries, 0, 0
+        before, most, ran_out = memory.taken().retries, 0, ""
         try:
             while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
                 training.step(draw.randint(tokens // 4, tokens) if varies else None)
                 steps, most = steps + 1, max(most, memory.taken().peak_bytes)
-        except torch.OutOfMemoryError:
-            ran_out = 1
+        except torch.OutOfMemoryError as error:
+            ran_out = f"{training.model.configuration}: {error}"
         yield {
             "limit_gib": limit / 2**30,
             "varies": varies,

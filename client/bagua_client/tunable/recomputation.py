@@ -38,6 +38,7 @@ COMPILED = (
 )
 NOT_CALLED = "no forward pass for training was seen: the whole model may be compiled as one"
 NOT_SEEN = "not every block was recomputed in the first steps"
+NO_ROOM = "in the device's memory there is no room for what a block would keep"
 NOT_SIZED = "how large a batch is cannot be seen in what the model is called with"
 NOT_MEASURED = "blocks are compiled with what recomputes them, so what they would keep is not seen"
 WRITES = "blocks write buffers, twice where they are recomputed"
@@ -118,6 +119,7 @@ class Recomputation:
         values: Sequence[int] = ()
         if self._blocks and self._is_known and not self._hindrance:
             least = self._least(free_bytes)
+            why = NO_ROOM if least == total else why
             values = [total, *(round(total - (total - least) * share) for share in SHARES_KEPT)]
         return Limit(
             list(dict.fromkeys(values)),

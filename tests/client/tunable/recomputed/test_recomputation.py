@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from bagua_client.tunable.looks import Observers
-from bagua_client.tunable.recomputation import Recomputation
+from bagua_client.tunable.recomputation import NO_ROOM, Recomputation
 from tests.client.tunable.recomputed.models import (
     BLOCKS,
     WIDTH,
@@ -347,7 +347,8 @@ def test_as_few_are_recomputed_as_fit() -> None:
         found = seen(model, lambda model: model(torch.randn(1024, 256)), paper.now)
     one = found.kept_bytes(BLOCKS - 1)
     assert list(found.limit(2 * one).values) == [4, 3, 2]
-    assert list(found.limit(one - 1).values) == [4]
+    full = found.limit(one - 1)
+    assert (list(full.values), full.left_alone) == ([4], f"recomputed blocks: {NO_ROOM}")
     assert list(found.limit(-one).values) == [4]
     assert list(found.limit(None).values) == [4, 3, 2, 1, 0]
 
