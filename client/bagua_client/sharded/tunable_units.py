@@ -157,7 +157,7 @@ class TunableUnits(ChangedTogether):
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
-        self._unmergeable = why_not() or NOT_SEEN
+        self._unmergeable = why_not(units) or NOT_SEEN
         traffic = Traffic(
             units,
             communicator,

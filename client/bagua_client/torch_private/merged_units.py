@@ -3,23 +3,24 @@
 A group of torch's only says which parameters are gathered and reduced together; each parameter is
 sharded by itself. So parameters move between groups when every group is idle, and what each rank
 holds, what the optimizer has and the names in a ``state_dict`` stay as they are. None of it has a
-public name: units cannot be merged on releases of torch whose names are not known.
+public name: units cannot be merged where torch lacks one of those that are used here.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from bagua_client.torch_private.reducer import is_in_backward
-from bagua_client.torch_private.sharded import Unit
+from bagua_client.torch_private.sharded import FOLDER, Unit
 from bagua_client.torch_private.wrapper import untraced
 
-KNOWN_RELEASES = ("2.13", "2.14")
 OWN_SETTINGS = (
     "gradient_divide_factor",
     "reduce_grads",
@@ -35,18 +36,65 @@ OWN_SETTINGS = (
 """What a training may set on a unit at any time, and units have to have in common."""
 
 
-def why_not() -> str:
-    """Why this torch's units cannot be merged; empty: they can."""
-    if torch.__version__.startswith(tuple(f"{release}." for release in KNOWN_RELEASES)):
-        return ""
-    return f"known of torch {' and '.join(KNOWN_RELEASES)} only"
+DTYPES = "_orig_dtype", "_reduce_dtype"
+"""What torch takes from a group's parameters that are trained when a training begins."""
+NEEDED = (
+    *(f"group.{name}" for name in OWN_SETTINGS),
+    "group.fsdp_params",
+    "group.modules",
+    "group.offload_policy",
+    "group.post_forward_mesh_info",
+    "group.lazy_init",
+    "group.comm_ctx.post_forward_order",
+    "group._post_forward_indices",
+    "group._partial_reduce_output",
+    "group._module_to_pre_save_state_dict_hook_handle",
+    "group._module_to_pre_load_state_dict_hook_handle",
+    "group._training_state.IDLE",
+    "group._to_sharded",
+    "state._modules",
+    "state._mp_policy.output_dtype",
+    "state._fsdp_param_groups",
+    "state._is_root",
+    "state._training_state.IDLE",
+    "state._pre_forward",
+    "state._post_forward",
+    "state._pre_forward_hook_handle",
+    "state._post_forward_hook_handle",
+    "state._modules_to_run_forward",
+    "state._cast_output_dtype",
+    "state._state_ctx.all_states",
+    "state._state_ctx.iter_forward_root",
+    # Ends what a pass used a part of only.
+    "state._force_complete_incomplete_states",
+)
+"""What is used of a unit."""
+
+
+def why_not(units: Sequence[Unit]) -> str:
+    """Why these units cannot be merged, by what this torch lacks; empty: it lacks nothing."""
+    lacks = f"torch {torch.__version__} lacks what this takes"
+    for unit in units:
+        for name in NEEDED:
+            try:
+                attrgetter(name)(unit)
+            except AttributeError:
+                return f"{lacks}: {name}"
+    try:
+        _owners()
+        inspect.signature(_group_hooks()).bind(*range(5))
+    except (ImportError, AttributeError):
+        return f"{lacks}: modules with a state, and hooks of several modules"
+    except TypeError:
+        return f"{lacks}: hooks of several modules that take five arguments"
+    return ""
 
 
 def families(units: Sequence[Unit]) -> list[str]:
     """For each unit the name of those that it can be merged with: neighbours in one container, with
     the same mesh, precision and settings. Where none can be merged, each has a name of its own."""
     found: list[str] = []
-    if why_not():
+    if why_not(units):
         return [unit.name for unit in units]
     for place, unit in enumerate(units):
         before = units[place - 1] if place else None
@@ -63,7 +111,7 @@ def _is_like(one: Unit, other: Unit) -> bool:
     if not one.carries_itself:  # What the training's own objects know of a unit is its own.
         return False
     # Of merged units that a pass uses in part, torch casts the model's output as theirs.
-    output_dtype = one.group.mp_policy.output_dtype
+    output_dtype = one.state._mp_policy.output_dtype
     if output_dtype not in (None, _root_of(one)._mp_policy.output_dtype):
         return False
     return bool(_settings_of(one) == _settings_of(other))
@@ -78,12 +126,22 @@ def _settings_of(unit: Unit) -> tuple[Any, ...]:
     return (
         # Each call without a mesh makes one of its own, of the same ranks and groups.
         *(unit.dtypes, unit.is_trained, unit.device, unit.ranks, id(unit.own_group)),
-        *(group.mp_policy, group.offload_policy, _ranks_after_forward(group)),
+        *(frozenset(map(_precision, group.fsdp_params)), unit.state._mp_policy),
+        *(group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
         *_own_settings(unit),
         # A hook of the training's may know a unit by its size.
         *([unit.name] if group._all_reduce_hook is not None else []),
     )
+
+
+def _precision(parameter: Any) -> tuple[Any, ...]:
+    """In what a parameter, and its gradient, is held and travels."""
+    held = parameter.sharded_param.dtype
+    # Where the training has said "any" (since torch 2.15), it depends on all that are reduced with
+    # it.
+    grad = getattr(parameter, "sharded_grad_dtype", held) or id(parameter)
+    return parameter.mp_policy, held, grad
 
 
 def _own_settings(unit: Unit) -> tuple[Any, ...]:
@@ -107,9 +165,10 @@ class MergedUnits:
         self._units = units
         self._parameters = [list(unit.group.fsdp_params) for unit in units]
         self._modules = [unit.modules for unit in units]
-        # Torch takes them from parameters that are trained when a training begins.
-        names = "_orig_dtype", "_reduce_dtype"
-        self._dtypes = [tuple(getattr(unit.group, n, None) for n in names) for unit in units]
+        self._dtypes = [
+            {name: value for name, value in vars(unit.group).items() if name in DTYPES}
+            for unit in units
+        ]
         self._context: Any = units[0].state._state_ctx
         self._states = list(self._context.all_states)
         self._parts: list[tuple[int, ...]] = [(place,) for place in range(len(units))]
@@ -209,8 +268,8 @@ class MergedUnits:
         for module in modules:
             _owner_of(module, state)
         _hook(state)
-        group._orig_dtype, group._reduce_dtype = self._dtypes[part[0]]
-        group._register_state_dict_hooks()
+        group.lazy_init()  # What torch derives from the parameters, as when a training begins.
+        vars(group).update(self._dtypes[part[0]])
 
 
 class _OtherHooks:
@@ -233,9 +292,18 @@ class _OtherHooks:
             last.move_to_end(each)
 
 
+def _owners() -> Any:
+    """Torch's mapping from modules to their states."""
+    return importlib.import_module("torch.distributed._composable_state")._module_state_mapping
+
+
+def _group_hooks() -> Any:
+    """Torch's function that registers the forward hooks of several modules of one unit."""
+    return importlib.import_module(f"{FOLDER}_fsdp_state")._register_group_forward_hooks
+
+
 def _owner_of(module: torch.nn.Module, state: Any) -> None:
-    composable: Any = importlib.import_module("torch.distributed._composable_state")
-    composable._module_state_mapping[module] = weakref.ref(state)
+    _owners()[module] = weakref.ref(state)
 
 
 def _hook(state: Any) -> None:
@@ -247,8 +315,7 @@ def _hook(state: Any) -> None:
         )
         state._post_forward_hook_handle = module.register_forward_hook(state._post_forward)
         return
-    torchs: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_state")
-    handle = torchs._register_group_forward_hooks(
+    handle = _group_hooks()(
         state._modules,
         state._pre_forward,
         state._post_forward,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,8 @@ class Unit:
         group, state: torch's own objects of the parameters and of the module.
         parameters: its parts on this rank, as the optimizer has them.
         elements: the number of elements of all of its parameters, gathered.
-        dtypes: what its parameters are gathered in, and what its gradients are reduced in.
+        dtypes: what its parameters are gathered in, and what its gradients are reduced in; of
+            several (since torch 2.15) the widest.
         device: that it computes on.
         is_trained: whether some of its parameters get gradients.
         given: what the training has set.
@@ -83,9 +84,8 @@ class Unit:
         self.state: Any = module._get_fsdp_state()
         self.parameters: list[torch.nn.Parameter] = [p.sharded_param for p in group.fsdp_params]
         self.elements = sum(parameter.numel() for parameter in self.parameters)
-        policy = group.mp_policy
-        gathered: torch.dtype = policy.param_dtype or self.parameters[0].dtype
-        self.dtypes: tuple[torch.dtype, torch.dtype] = (gathered, policy.reduce_dtype or gathered)
+        gathered, reduced = zip(*map(_dtypes_of, group.fsdp_params), strict=True)
+        self.dtypes: tuple[torch.dtype, torch.dtype] = (_widest(gathered), _widest(reduced))
         self.device: torch.device = group.device
         self.is_trained = any(parameter.requires_grad for parameter in self.parameters)
         self.given = Given(
@@ -340,7 +340,10 @@ class Unit:
         for each in self._with_unreduced() if waits else ():
             parameter = each.sharded_param
             if parameter.grad is None:
-                parameter.grad = each.to_sharded_dtensor(torch.zeros_like(parameter._local_tensor))
+                # The training may have said in what its gradients are held (since torch 2.15).
+                held = getattr(each, "sharded_grad_dtype", None) or parameter.dtype
+                zeros = torch.zeros_like(parameter._local_tensor, dtype=held)
+                parameter.grad = each.to_sharded_dtensor(zeros)
             found.append((parameter.grad, _versions(parameter.grad)))
         self._unreduced = found
 
@@ -364,7 +367,9 @@ class Unit:
         )
         if not same:
             for each in self._with_unreduced():
-                each.unsharded_accumulated_grad = each._unsharded_param.grad = None
+                each._unsharded_param.grad = None
+                if each.unsharded_accumulated_grad is not None:  # Another one, before torch 2.15.
+                    each.unsharded_accumulated_grad = None
             self._unreduced = []
 
     @property
@@ -378,9 +383,12 @@ class Unit:
         type(group).post_backward(group)
         group._training_state = type(group._training_state).IDLE
         group.finalize_backward()
-        for state in group.comm_ctx.reduce_scatter_states:
-            if state.event is not None:
-                group.device_handle.current_stream().wait_event(state.event)
+        # Since torch 2.15 it is not the group that waits for what was reduced.
+        reduced = getattr(group.comm_ctx, "_last_post_reduce_events", {}).values()
+        scattered = [state.event for state in group.comm_ctx.reduce_scatter_states]
+        for event in (*reduced, *scattered):
+            if event is not None:
+                group.device_handle.current_stream().wait_event(event)
         group.comm_ctx.reduce_scatter_states.clear()
 
     def _show_own(self) -> None:
@@ -430,6 +438,18 @@ class Unit:
     def scatter_buffers(self, count: int) -> None:
         # Of all units; the public setter has no effect after the first forward pass.
         self.group.comm_ctx.reduce_scatter_max_input_buffers = count
+
+
+def _dtypes_of(parameter: Any) -> tuple[torch.dtype, torch.dtype]:
+    """What one of torch's parameters is gathered in, and what its gradient is reduced in."""
+    policy = parameter.mp_policy
+    gathered = policy.param_dtype or parameter.sharded_param.dtype
+    # Since torch 2.15 as the optimizer holds it, unless the training says otherwise.
+    return gathered, getattr(parameter, "unsharded_grad_dtype", policy.reduce_dtype) or gathered
+
+
+def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
 def _versions(spread: Any) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import micro_batches
-from bagua_client.torch_private.merged_units import why_not
+from tests.client.sharded.models import MERGES
 from tests.ranks import RankPool
 
 WIDTH = 8
@@ -247,9 +247,6 @@ def _change(model: Any, kept_units: int = 0, **others: Any) -> None:
     assert model.reconfigure(replace(tunable.default, kept_units=kept, **others))
 
 
-merges = pytest.mark.skipif(bool(why_not()), reason="this torch's units are not merged")
-
-
 @pytest.mark.parametrize(
     ("loop", "kind"),
     [
@@ -269,7 +266,7 @@ def test_with_kept_units(
     assert two_ranks.run(partial(differs, loop, changes, **kind)) == [[], []]
 
 
-@merges
+@MERGES
 @pytest.mark.parametrize(
     "loop",
     [
@@ -289,14 +286,14 @@ def test_with_merged_units(
     assert two_ranks.run(differs, loop, changes) == [[], []]
 
 
-@merges
+@MERGES
 @pytest.mark.parametrize("change", [ALL_AS_ONE, {**ALL_AS_ONE, **ALL_KEPT}])
 def test_checkpoints_over_merged_units(two_ranks: RankPool, change: dict[str, Any]) -> None:
     run = partial(differs, checkpoints_pairs, {4: change}, is_checkpointed=True)
     assert two_ranks.run(run) == [[], []]
 
 
-@merges
+@MERGES
 def test_blocks_with_an_output_type_of_their_own_are_skipped_in_some_steps(
     two_ranks: RankPool,
 ) -> None:

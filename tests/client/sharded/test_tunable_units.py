@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.torch_private.merged_units import why_not
-from tests.client.sharded.models import Kind, sharded, state_of, train
+from bagua_client.torch_private.merged_units import families, why_not
+from tests.client.sharded.models import MERGES, Kind, sharded, state_of, train
 from tests.ranks import RankPool
-
-MERGES = pytest.mark.skipif(bool(why_not()), reason=f"units that travel as one: {why_not()}")
 
 
 def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -173,6 +172,41 @@ def _set_apart() -> tuple[int, int]:
 @MERGES
 def test_units_that_the_training_has_set_apart_are_not_merged(two_ranks: RankPool) -> None:
     assert two_ranks.run(_set_apart) == [(2, 5)] * 2
+
+
+def _of_another_torch() -> tuple[list[str], int, list[bool], str]:
+    """Where torch's hooks take other arguments: what is not tuned, and how many units are kept
+    after a change. Where a name is gone: whether others can be merged, before and while; why."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+
+    def other_hooks(modules: Any, before: Any, after: Any) -> None:
+        """As releases before 2.13 have it."""
+
+    with mock.patch.object(_fsdp_state, "_register_group_forward_hooks", other_hooks):
+        tunable = tunable_of(model)
+    train(model, Kind(), {}, 4)
+    assert model.reconfigure(replace(tunable.default, kept_units=4))
+    train(model, Kind(), {}, 1)
+    units, group = tunable.units, vars(tunable.units[1].group)
+    alike = [len(set(families(units))) < len(units)]
+    gone = group.pop("reduce_scatter_unused_params")
+    alike.append(len(set(families(units))) < len(units))
+    lacking = why_not(units)
+    group["reduce_scatter_unused_params"] = gone
+    return tunable.offer.reasons(), tunable.layout.configuration.kept_units, alike, lacking
+
+
+@MERGES
+def test_where_torch_lacks_what_merging_takes_it_is_told_and_all_else_is_tuned(
+    two_ranks: RankPool,
+) -> None:
+    lacks = f"torch {torch.__version__} lacks what this takes: "
+    for reasons, kept, alike, lacking in two_ranks.run(_of_another_torch):
+        hooks = "hooks of several modules that take five arguments"
+        assert f"units that communicate as one: {lacks}{hooks}" in reasons
+        assert (kept, alike) == (4, [True, False])
+        assert lacking == f"{lacks}group.reduce_scatter_unused_params"
 
 
 def _set_later() -> tuple[list[bool], list[int]]:
