@@ -209,6 +209,8 @@ def refusal_of(units: Sequence[Unit]) -> str:
         return "its copies (HSDP) are trained by a part of the job's ranks"
     if len(units[0].ranks[0]) == 1:
         return "each rank holds the whole model, so nothing is gathered"
+    if units[0].is_ended_by_hand:
+        return "the training itself ends each backward pass (set_manual_backward_finalization)"
     if {unit.device.type for unit in units} - {"cpu", "cuda"}:
         return f"steps on devices of type {units[0].device.type} cannot be timed here"
     return ""

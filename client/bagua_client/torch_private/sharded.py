@@ -403,6 +403,11 @@ class Unit:
         return bool(self.state._state_ctx.is_last_backward)
 
     @property
+    def is_ended_by_hand(self) -> bool:
+        """Whether the training itself ends each backward pass (since torch 2.15)."""
+        return bool(getattr(self.state._state_ctx, "manual_backward_finalization", False))
+
+    @property
     def gradients(self) -> list[torch.Tensor]:
         """This rank's parts of those of its parameters that have one."""
         held = [each.sharded_param.grad for each in self.group.fsdp_params]

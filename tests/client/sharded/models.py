@@ -61,7 +61,7 @@ class Kind:
     divides_from: int = 0
     """The step from which the training divides gradients by 3; 0: never."""
     param_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype = torch.float32
+    reduce_dtype: torch.dtype | None = torch.float32
     clips: bool = False
     scales: bool = False
     """By a ``GradScaler`` that begins so high that it leaves some steps out."""
@@ -78,6 +78,8 @@ class Kind:
     ranks_after_forward: int = 0
     """Over how many ranks parameters are spread from forward to backward; 0: over all."""
     compiles: str = ""
+    has: str = ""
+    """What torch has since 2.15."""
     between: str = ""
     """What the training does between its backward pass and the optimizer's step, or after it."""
 
@@ -111,6 +113,11 @@ def sharded(kind: Kind) -> nn.Module:
     given_back = torch.float32 if kind.hooks else None
     policy = MixedPrecisionPolicy(kind.param_dtype, kind.reduce_dtype, given_back)
     options: dict[str, Any] = {"mp_policy": policy}
+    if kind.has == "exact gain":
+        exact = {model.gain: torch.float32}
+        options["mp_policy"] = replace(cast(Any, policy), param_dtype_override_fn=exact.get)
+    for each in model.parameters() if kind.has == "any gradient" else ():
+        each.grad_dtype = None
     if kind.replicas > 1:  # Else each call makes a mesh of its own.
         shape, names = (kind.replicas, dist.get_world_size() // kind.replicas), ("copies", "parts")
         options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -128,6 +135,7 @@ def sharded(kind: Kind) -> nn.Module:
     if kind.ignores:
         options["ignored_params"] = {model.gain}
     fully_shard(model, **options)
+    _set_newer(model, kind)
     for block in model.blocks if kind.hooks else ():
         block.register_forward_pre_hook(_exact_inputs, prepend=True)
         block.register_forward_hook(_exact_outputs)
@@ -136,6 +144,13 @@ def sharded(kind: Kind) -> nn.Module:
     if kind.compiles == "model":
         model.compile(backend="eager")
     return model
+
+
+def _set_newer(model: Any, kind: Kind) -> None:
+    if kind.has == "own scatter group":
+        model.set_separate_reduce_scatter_group(True)
+    if kind.has == "kept storage":
+        model.set_keep_unsharded_storage(True)
 
 
 def _exact_inputs(_: nn.Module, inputs: Any) -> Any:
