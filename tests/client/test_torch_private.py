@@ -386,35 +386,6 @@ def test_a_backend_is_recognised_behind_the_wrapper_of_torchs_debug_mode(
         assert warned == []
 
 
-def _second_nccl() -> list[str]:
-    """What a Communicator says of an NCCL whose groups are splits, on all ranks and on some."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_groups, "NCCL_KINDS", ("ProcessGroupGloo",))
-        patch.setattr(dist, "ProcessGroupNCCL2", dist.ProcessGroupGloo, raising=False)
-        found = []
-        pair = dist.new_group([0, 1], backend="cpu:gloo,cuda:gloo")
-        everyone = dist.new_group(backend="cpu:gloo,cuda:gloo")
-        world = dist.group.WORLD
-        assert world is not None
-        for bound in (None, GPU):
-            world.bound_device_id = bound
-            for group in (pair, everyone) if dist.get_rank() < 2 else (everyone,):
-                world.bound_device_id = None
-                communicator = Communicator(group, torch.device("cpu"))
-                world.bound_device_id = bound
-                communicator.device = GPU
-                found.append(communicator.obstacle)
-        world.bound_device_id = None
-        return found
-
-
-def test_nccl_groups_that_are_splits_need_all_ranks_and_a_device(three_ranks: RankPool) -> None:
-    part, every, part_bound, every_bound = three_ranks.run(_second_nccl)[0]
-    for obstacle in (part, every, part_bound):
-        assert "splits the group of all ranks" in obstacle
-    assert every_bound == ""
-
-
 def test_the_compilers_own_count_and_setting_are_there() -> None:
     """Torch changes them; what reads them tells nothing where they are gone."""
     before = compiled.frames_compiled()

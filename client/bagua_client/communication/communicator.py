@@ -119,8 +119,9 @@ class Communicator:
     def obstacle(self) -> str:
         """Why no more groups can be made for these ranks; empty: they can.
 
-        Where the default group is bound to a device, c10d makes NCCL groups by splitting it. All
-        ranks of the job must take part in a split, and those outside ``group`` do not.
+        Where the default group is bound to a device, as that of torch 2.15's NCCL always is, c10d
+        makes NCCL groups by splitting it. All ranks of the job must take part in a split, and those
+        outside ``group`` do not.
         """
         if dist.get_backend(self.everyone) == "gloo":
             return ""
@@ -130,20 +131,13 @@ class Communicator:
                 "several that do not fit together would hang"
             )
         is_part = self.world_size < dist.get_world_size()
-        if torch_groups.splits_only(self.everyone, self.device) and (
-            is_part or not torch_groups.is_bound_to_device()
-        ):
-            return (
-                "this torch splits the group of all ranks for each new NCCL group, which all ranks "
-                "have to join, and which needs init_process_group(device_id=...). Give that and "
-                "train on all ranks, or use backend 'nccl-legacy', if torch has it"
-            )
         if is_part and torch_groups.is_bound_to_device():
             return (
                 f"its model trains on {self.world_size} of the job's {dist.get_world_size()} "
-                "ranks, and init_process_group(device_id=...) has torch split the group of all "
-                "ranks for each new one, which all of them would have to join. Leave device_id "
-                "out, or use one channel and hierarchical='off'"
+                "ranks, and as the group of all ranks is bound to a device, torch splits it for "
+                "each new one, which all of them would have to join. Leave device_id out of "
+                "init_process_group (with torch 2.15, also give it backend='nccl-legacy'), or use "
+                "one channel and hierarchical='off'"
             )
         return ""
 

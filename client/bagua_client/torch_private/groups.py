@@ -44,8 +44,8 @@ def shortest_timeout(group: dist.ProcessGroup) -> timedelta | None:
 
 
 NCCL_KINDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
-"""torch's backends that take NCCL's options, as far as this release has them. None is a subclass of
-another."""
+"""torch's backends that take NCCL's options, as far as this release has them; the second is what
+"nccl" means since torch 2.15. None is a subclass of another."""
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -69,17 +69,6 @@ def is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
         return False
     kinds = [getattr(dist, name) for name in NCCL_KINDS if hasattr(dist, name)]
     return isinstance(_backend(group, device), tuple(kinds))
-
-
-def splits_only(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether torch makes another group like this NCCL one by a split of the group of all ranks,
-    which has to be bound to a device."""
-    second = getattr(dist, "ProcessGroupNCCL2", None)
-    return (
-        is_nccl(group, device)
-        and second is not None
-        and isinstance(_backend(group, device), second)
-    )
 
 
 def unknown_kind(group: dist.ProcessGroup, device: torch.device) -> str:

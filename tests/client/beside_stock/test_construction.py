@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel, tune
+from bagua_client.torch_private.wrapper import signature_of_wrapper
 from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, failure_of, gist, side_by_side, wrapped
 from tests.ranks import RankPool
@@ -69,10 +70,17 @@ def _keywords(recuts: Recuts, options: dict[str, Any]) -> str | None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"batched_grad_copy": True}, {"bucket_cap_mb": 0.001}, {"bucket_cap_mb_list": [1, 2]}],
+    [
+        {"batched_grad_copy": True},
+        {"bucket_cap_mb": 0.001},
+        {"bucket_cap_mb_list": [1, 2]},
+        {"lazy_bucket_allocation": True},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_keywords(beside_flat: Beside, options: dict[str, Any]) -> None:
+    if not options.keys() <= signature_of_wrapper().parameters.keys():
+        pytest.skip("this torch has it not")
     beside_flat.check(_keywords, options)
 
 
