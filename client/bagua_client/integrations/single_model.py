@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import copyreg
+import logging
 import os
 import warnings
 import weakref
@@ -19,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
+from bagua_client.announcement import announce
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.start import Beginning
@@ -28,12 +31,19 @@ from bagua_client.torch_private.compiled import uncompiled
 from bagua_client.torch_private.wrapper import is_composed
 from bagua_client.tunable.looks import seen, together
 
+logger = logging.getLogger(__name__)
+
 Model = TypeVar("Model", bound=torch.nn.Module)
 CPU = torch.device("cpu")
 NOT_BEGUN = "the model has not made a forward pass for training yet"
 WARNS_OF_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
 OURS = ("_tunable", "_agent", "_not_tuned", "_called")
-WRAPPERS = "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"
+FIRST_FSDP = "FullyShardedDataParallel"
+OF_FIRST_FSDP = (
+    "FullyShardedDataParallel, FSDP's first version, has nothing to set while it trains; what "
+    "fully_shard shards is tuned"
+)
+WRAPPERS = "DistributedDataParallel", FIRST_FSDP, "DeepSpeedEngine"
 """Classes whose objects are tuned otherwise; on one rank ``fully_shard`` gathers nothing."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -142,8 +152,11 @@ def is_alone(model: object) -> bool:
 
 
 def _communicates(module: torch.nn.Module) -> bool:
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    return bool(kinds & {*WRAPPERS}) or is_composed(module)
+    return any(_is(module, name) for name in WRAPPERS) or is_composed(module)
+
+
+def _is(module: torch.nn.Module, name: str) -> bool:
+    return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
 def tune_single(
@@ -175,7 +188,8 @@ def tune_single(
 
 def follow_first_model() -> None:
     """Have the model tuned, or checked, that this process turns out to train by itself, if that is
-    asked for: the first that a forward pass for training begins with."""
+    asked for: the first that a forward pass for training begins with. Where it is trained by
+    several processes in a way that is not tuned, rank 0 says so."""
     environment = Environment.read()
     given = environment.configuration, environment.check
     if not environment.autotune and not any(each is not None for each in given):
@@ -185,8 +199,32 @@ def follow_first_model() -> None:
         model = uncompiled(called)
         if not isinstance(model, TunedModel) and is_alone(model):
             _begin(model, called, (), _become_single(model))
+        elif environment.autotune:
+            _tell_if_not_tuned(model)
 
     _at_first_forward(lambda _: True, begin)
+
+
+def _tell_if_not_tuned(model: torch.nn.Module) -> None:
+    """At once where it is FSDP's first version; else, as a model may be wrapped later, at the end
+    of the process, if none was."""
+    is_joined = dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if is_joined else int(os.environ.get("RANK") or 0)
+    if rank != 0:
+        return
+    if seen(lambda: any(_is(module, FIRST_FSDP) for module in model.modules()), False):
+        logger.warning("autotune is off: %s", OF_FIRST_FSDP)
+    else:
+        atexit.register(_tell_if_nothing_began)
+
+
+def _tell_if_nothing_began() -> None:
+    if not Beginning.has_begun:
+        announce(
+            logger,
+            "autotune: nothing was tuned, as no model of this training was in a "
+            "DistributedDataParallel or a DeepSpeedEngine, or sharded by fully_shard",
+        )
 
 
 def _become_single(model: torch.nn.Module) -> str:

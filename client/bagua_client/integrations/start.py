@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -173,8 +174,10 @@ class Beginning:
         optimizers: that are known to be the model's.
         unchecked: why it cannot be measured where its settings could be changed; empty: it can.
         wrapper: that replicates it, if one does.
+        has_begun: whether any model of this process has.
     """
 
+    has_begun: ClassVar[bool] = False
     name: str
     group: Group
     refusal: Callable[[], str]
@@ -191,6 +194,7 @@ class Beginning:
         """
         if not environment.asks:
             return
+        Beginning.has_begun = True
         file = agreed_file(self.group, environment, self.refusal)
         is_tuned = environment.autotune and self._tune(model, environment, file)
         if file is not None and not is_tuned:

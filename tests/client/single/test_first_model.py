@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from bagua_client.integrations import single_model
 from bagua_client.integrations.single_model import SingleModel, follow_first_model
+from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel
 from tests.client.single.models import Model, Training
 from tests.ranks import RankPool
@@ -113,3 +116,42 @@ def test_in_a_group_of_one_rank_what_is_wrapped_keeps_its_way(
 
 def test_in_a_group_of_several_ranks_nothing_is_found(two_ranks: RankPool) -> None:
     assert two_ranks.run(_with_a_group, False) == [[], []]
+
+
+def _lines_of(kind: str) -> list[str]:
+    """What a rank says of a model that is trained in that way, until the end of its process."""
+    at_exit: list[Callable[[], None]] = []
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single_model.logger, "warning", lambda text, *of: lines.append(text % of))
+        patch.setattr(single_model, "announce", lambda _, text: lines.append(text))
+        patch.setenv("BAGUA_AUTOTUNE", "1")
+        patch.setattr(atexit, "register", at_exit.append)
+        patch.setattr(Beginning, "has_begun", False)
+        follow_first_model()
+        model: Any = nn.Sequential(nn.Linear(8, 1))
+        if kind == "first FSDP":
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        model(torch.ones(1, 8)).sum().backward()
+        HOOKS.clear()
+        Beginning.has_begun = kind == "later"
+        for each in at_exit:
+            each()
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("first FSDP", "autotune is off: FullyShardedDataParallel, FSDP's first version"),
+        ("by itself", "autotune: nothing was tuned, as no model of this training was in"),
+        ("later", ""),
+    ],
+)
+def test_rank_0_says_once_that_several_train_a_model_that_is_not_tuned(
+    kind: str, line: str, two_ranks: RankPool
+) -> None:
+    first, second = two_ranks.run(_lines_of, kind)
+    assert second == []
+    assert len(first) == (1 if line else 0)
+    assert all(line in each for each in first)
