@@ -146,7 +146,9 @@ class Knowledge:
         self, job_id: str, _created_at: float
     ) -> tuple[tuple[Configuration, ...], Layouts]:
         job, tensors = self._store.jobs.get(job_id), self._store.jobs.tensors(job_id)
-        return enumerate_candidates(job.space, job.baseline, tensors), Layouts(tensors)
+        is_striped = "sharding" in job.software
+        candidates = enumerate_candidates(job.space, job.baseline, tensors, is_striped)
+        return candidates, Layouts(tensors)
 
     def _find_known(self, job_id: str, created_at: float, number: int) -> Known:
         """What the rounds before this one, or jobs before this one, had learned."""

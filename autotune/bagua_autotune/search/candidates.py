@@ -28,13 +28,21 @@ from bagua_wire.knobs import (
 )
 
 
+SMALLEST_STRIPED_BYTES = 2 * 64 * 1024
+"""A unit of a sharded model that travels in several stripes has as much for each: two ranks hold
+parts of it at least, and the client cuts no part into stripes of less than 64 KiB."""
+
+
 def enumerate_candidates(
-    space: Space, baseline: Configuration, tensors: Sequence[Tensor]
+    space: Space, baseline: Configuration, tensors: Sequence[Tensor], is_striped: bool = False
 ) -> tuple[Configuration, ...]:
     """All candidates that are cut by size, the default first.
 
     Of candidates with the same effect (the same buckets, no more channels than parts) only one is
     listed: the default, or the one with the smallest values.
+
+    Args:
+        is_striped: each tensor is a unit of a sharded model, which all channels carry together.
     """
     values_of = {
         knob: [baseline[knob]]
@@ -43,23 +51,26 @@ def enumerate_candidates(
         for knob, domain in space.items()
     }
     layouts = Layouts(tensors)
-    found = {_effect(baseline, layouts): baseline}
+    found = {_effect(baseline, layouts, is_striped): baseline}
     for stays in choices(space, baseline):
         lists = [[stays[knob]] if knob in stays else values_of[knob] for knob in space]
         ways = algorithm_of(stays).ways
         for values in product(*lists):
             configuration = Configuration(dict(zip(space, values, strict=True)))
             if ways is None or configuration.get(WAYS_KNOB, ways[0]) in ways:
-                found.setdefault(_effect(configuration, layouts), configuration)
+                found.setdefault(_effect(configuration, layouts, is_striped), configuration)
     return tuple(found.values())
 
 
-def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...]:
+def _effect(configuration: Configuration, layouts: Layouts, is_striped: bool) -> tuple[object, ...]:
     """Return what decides the step time; equal for configurations with the same effect."""
     cut = layouts.cut(configuration)
     channels = configuration.get(CHANNELS_KNOB, 1)
     if isinstance(channels, int):
-        channels = min(channels, int(parts(cut.sizes_bytes, channels).sum()))
+        most = int(parts(cut.sizes_bytes, channels).sum())
+        if is_striped:
+            most = max(most, int(max(cut.sizes_bytes, default=0)) // SMALLEST_STRIPED_BYTES)
+        channels = min(channels, most)
     has_several = isinstance(channels, int) and channels > 1
     # With several channels gradients have no group of their own.
     unused = (BUCKET_KNOB, CHANNELS_KNOB, *EDGE_KNOBS, *[SCATTER_GROUP_KNOB] * has_several)

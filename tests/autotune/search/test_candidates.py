@@ -115,6 +115,19 @@ def test_a_first_bucket_that_is_no_smaller_than_the_others_is_not_tried() -> Non
     assert {(2 * MIB, MIB), (8 * MIB, 4 * MIB), (MIB, 0)} <= firsts
 
 
+def test_one_unit_of_a_sharded_model_travels_in_stripes_and_one_bucket_in_parts() -> None:
+    size = LogInteger(low=768 * 1024, high=768 * 1024)
+    space: Space = {"bucket_bytes": size, "channels": Categorical(values=(1, 2, 4, 8))}
+    default, one = Configuration(bucket_bytes=768 * 1024, channels=1), tensors([768 * 1024])
+
+    def channels(is_striped: bool) -> list[int]:
+        found = enumerate_candidates(space, default, one, is_striped)
+        return [each.number("channels") for each in found]
+
+    assert channels(is_striped=False) == [1]
+    assert channels(is_striped=True) == [1, 2, 4, 8]
+
+
 def test_a_knob_for_lists_adds_none_before_a_model_is_known() -> None:
     found = enumerate_candidates(EVERY_KNOB, DEFAULT, tensors([100_000] * 300))
     assert all(candidate["buckets"] == () for candidate in found)
