@@ -27,7 +27,6 @@ from bagua_wire.knobs import (
     WAYS_KNOB,
 )
 
-
 SMALLEST_STRIPED_BYTES = 2 * 64 * 1024
 """A unit of a sharded model that travels in several stripes has as much for each: two ranks hold
 parts of it at least, and the client cuts no part into stripes of less than 64 KiB."""
