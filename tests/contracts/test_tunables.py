@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -191,6 +192,7 @@ class Sharded:
     """Under ``fully_shard``."""
 
     tolerance = 0.0
+    kind = KIND
 
     def __init__(self, is_tuned: bool) -> None:
         # Small ones travel in stripes, too; nobody waits long for a rank that can make no group.
@@ -200,13 +202,13 @@ class Sharded:
         ]
         for patch in self._patches:
             patch.start()
-        model = sharded.sharded(KIND)
+        model = sharded.sharded(self.kind)
         self.model: Any = bagua_client.tune(model) if is_tuned else model
         self._optimizer: Any = None
 
     def step(self, number: int) -> float:
         losses, self._optimizer = sharded.train(
-            self.model, KIND, {}, number + 1, self._optimizer, number
+            self.model, self.kind, {}, number + 1, self._optimizer, number
         )
         return losses[0]
 
@@ -284,7 +286,7 @@ def lost_of(number: int, place: str, change: str) -> Lost:
 
 class TestSharded(TunableContract):
     training = Sharded
-    refused = (
+    refused: tuple[tuple[Mapping[str, Any], str], ...] = (
         ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
         ({"first_bucket_bytes": 1}, "sharded models do not have the knob first_bucket_bytes"),
         ({"hierarchical": "shards"}, "hierarchical shards is not possible here: the parts of a"),
@@ -309,6 +311,45 @@ class TestSharded(TunableContract):
     )
     def lost(self, request: pytest.FixtureRequest) -> Lost:
         return request.param
+
+
+class Split(Sharded):
+    """What tensor parallelism has split, under ``fully_shard``."""
+
+    kind = dataclasses.replace(KIND, tensor_ranks=2)
+
+
+class Experts(Split):
+    """Each rank has some of the experts, which are spread over fewer ranks than the others."""
+
+    kind = dataclasses.replace(KIND, width=8, expert_ranks=2, clips=False)
+
+
+@SLOW
+class TestSplit(TestSharded):
+    training = Split
+
+    @pytest.fixture
+    def ranks(self, four_ranks: RankPool) -> RankPool:
+        return four_ranks
+
+    @pytest.fixture(
+        params=[
+            Lost(CHANGES["keep"], "while units are kept", 3),
+            Lost({"bucket_bytes": 300}, "before units are merged", 1, earlier={"kept_units": 4}),
+            Lost(CHANGES["eight-bits"], "after it is put", 0),
+            Lost(CHANGES["striped-own-scatter-group"], "second group", 2, is_begun=False),
+            Lost(CHANGES["recompute"], "after it is put", 3, earlier=EARLIER[1]),
+        ],
+        ids=str,
+    )
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return request.param
+
+
+class TestExperts(TestSplit):
+    training = Experts
+    refused = (({"kept_units": 7}, "7 units cannot be kept, as only 6 are gathered twice"),)
 
 
 class Zero:

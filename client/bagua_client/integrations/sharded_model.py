@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,16 +13,21 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
+from bagua_client.communication.agreement import Vote
+from bagua_client.communication.verdict import named
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
-from bagua_client.sharded.offer import default_of, refusal_of
-from bagua_client.sharded.shard_communicator import ShardCommunicator
+from bagua_client.layout import digest_of
+from bagua_client.sharded.offer import default_of, refusal_of, specs_of
+from bagua_client.sharded.shard_communicator import ShardCommunicator, group_of
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
-from bagua_client.tunable.looks import a_look, seen, together
+from bagua_client.tunable.looks import NotTuned, a_look, seen, together
+
+logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 UNCHECKED = (
@@ -199,12 +205,8 @@ def _units_of(model: object) -> tuple[list[Unit], str]:
 
 
 def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
-    """The ranks that train the model."""
-
-    def look() -> dist.ProcessGroup | None:
-        return units[0].own_group if units and len(units[0].ranks) == 1 else None
-
-    found = seen(look, None) or dist.group.WORLD
+    """The ranks that train the model; all of the job's, where that is not known."""
+    found = seen(lambda: group_of(units), None) or dist.group.WORLD
     assert found is not None
     return found
 
@@ -212,12 +214,35 @@ def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
 def _new_tunable(
     model: torch.nn.Module, units: Sequence[Unit], algorithm: Algorithm
 ) -> TunableUnits:
-    group, shards = _group_of(units), units[0].ranks
+    group = _group_of(units)
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     device = torch.device("cpu") if on_cpu else units[0].device
-    places = {rank: place for place, rank in enumerate(sorted(r for each in shards for r in each))}
-    parts = [[places[rank] for rank in each] for each in shards]
-    communicator = ShardCommunicator(group, device, parts)
+    _check_alike(units, group, device)
+    shards, copies = (
+        [[dist.get_group_rank(group, rank) for rank in ranks] for ranks in sets]
+        for sets in ([unit.ranks for unit in units], [unit.ranks_of_copies for unit in units])
+    )
+    communicator = ShardCommunicator(group, device, shards, copies)
     weakref.finalize(model, communicator.close).atexit = False
     make = partial(TunableUnits, model, units, algorithm, communicator)
     return together(make, TunableUnits.forget, group, device) if algorithm.is_torchs else make()
+
+
+def _check_alike(units: Sequence[Unit], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Check that all ranks of ``group`` train the same model, each its part. All of them call this
+    together.
+
+    Raises:
+        NotTuned: they do not.
+    """
+
+    def look() -> int:
+        shapes = [[spec.name, spec.shape, spec.group] for spec in specs_of(units)]
+        spread = [[len(unit.ranks), len(unit.ranks_of_copies)] for unit in units]
+        return digest_of(shapes, spread)
+
+    if others := Vote(seen(look, -1), group, device).dissenters():
+        reason = f"its units on rank {named(others)} are others than on the other ranks"
+        if dist.get_rank(group) == others[0]:
+            logger.warning("autotune is off: %s", reason)
+        raise NotTuned(reason)

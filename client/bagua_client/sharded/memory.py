@@ -19,7 +19,7 @@ Parts = Sequence[Sequence[int]]
 
 def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
     """The units that stay gathered: the last ``count`` of those that otherwise would not."""
-    eligible = [unit for unit in units if unit.given.mesh_kept is not None]
+    eligible = [unit for unit in units if unit.is_gathered_twice]
     return eligible[max(len(eligible) - count, 0) :] if count else []
 
 
@@ -60,11 +60,12 @@ def extra_bytes(
     buffers = (configuration.scatter_buffers - 1) * reduced
     own = algorithm.kept_bytes * sum(unit.elements for unit in units)
     unreduced = 0.0
-    if configuration.deferred_reduction != "off":
-        trained = [unit for unit in units if unit.is_trained]
-        unreduced = sum(unit.elements * unit.dtypes[1].itemsize for unit in trained)
-        if configuration.deferred_reduction == "copies":
-            unreduced /= len(units[0].ranks[0])
+    for unit in units if configuration.deferred_reduction != "off" else ():
+        size_bytes = unit.elements * unit.dtypes[1].itemsize if unit.is_trained else 0
+        if configuration.deferred_reduction == "on":
+            unreduced += size_bytes
+        elif unit.given.copies is not None:
+            unreduced += size_bytes / len(unit.ranks)
     return int(kept + ahead + buffers + merged + own + unreduced)
 
 

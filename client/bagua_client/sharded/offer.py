@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch.distributed as dist
-
 from bagua_client.configuration import Configuration
 from bagua_client.layout import TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
 from bagua_client.sharded.micro_batches import MicroBatches
-from bagua_client.sharded.shard_communicator import ShardCommunicator
+from bagua_client.sharded.shard_communicator import ShardCommunicator, group_of
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
@@ -38,6 +36,11 @@ NO_NODE_COPY = (
     "a copy in each node is not possible here: one copy of the model must be spread over several "
     "nodes of several ranks each, and by fully_shard alone"
 )
+NOT_EVERYWHERE = "no unit is spread over all ranks that train the model"
+PART_OF_THE_JOB = (
+    "it is trained by a part of the job's ranks, over several meshes or in several copies (HSDP), "
+    "and there is no process group of these ranks"
+)
 PREFETCHED, BUFFERS = (0, 2), (1, 2)
 """One unit ahead is what torch does anyway; more of either takes memory and showed nothing."""
 
@@ -62,7 +65,11 @@ class ShardedOffer(Offer):
 
     @property
     def carried_by(self) -> Mapping[str, str]:
-        return {"sharding": "fully_shard"}
+        ranks, units = self.communicator.world_size, self.units
+        if all(len(each.ranks) * len(each.ranks_of_copies) == ranks for each in units):
+            return {"sharding": "fully_shard"}
+        sizes = " and ".join(map(str, sorted({len(each.ranks) for each in units})))
+        return {"sharding": f"fully_shard over {sizes} of {ranks} ranks"}
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """Units are merged once it is known in which order the model uses them."""
@@ -76,8 +83,14 @@ class ShardedOffer(Offer):
         alone = carried or communicator.obstacle
         is_ahead = any(unit.given.forward or unit.given.backward for unit in units)
         has_buffers, on_gpu = units[0].has_scatter_buffers, communicator.device.type == "cuda"
-        most_kept = sum(unit.given.mesh_kept is not None for unit in units)
-        may_be_spread = communicator.has_nodes and any(unit.may_be_spread for unit in units)
+        most_kept = sum(unit.is_gathered_twice for unit in units)
+        may_be_spread = communicator.has_nodes and any(
+            unit.may_be_spread and communicator.is_everywhere(place)
+            for place, unit in enumerate(units)
+        )
+        has_copies = communicator.has_copies
+        is_everywhere = any(map(communicator.is_everywhere, range(len(units))))
+        is_apart = communicator.topology.is_hierarchical and not (is_everywhere or has_copies)
         is_narrow = any(unit.dtypes[1].itemsize <= BYTES_OF_16_BITS for unit in units)
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
@@ -86,7 +99,7 @@ class ShardedOffer(Offer):
             high = max(low, sum(spec.bytes for spec in self.tensors))
         unmerged = "" if self.unmergeable == NOT_SEEN else self.unmergeable
 
-        has_copies, undeferred = len(units[0].ranks) > 1, self.micro_batches.undeferrable
+        undeferred = self.micro_batches.undeferrable
         deferred = ("off", "copies", "on") if has_copies else ("off", "on")
         is_whole, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
 
@@ -156,7 +169,8 @@ class ShardedOffer(Offer):
                     "hierarchical",
                     ("off", "shards") if communicator.has_nodes and not alone else (),
                 ),
-                cannot=by_node,
+                f"nothing travels by node: {NOT_EVERYWHERE}" if is_apart else "",
+                by_node,
             ),
             "node_copy": Limit(
                 first("node_copy", ("off", "on") if may_be_spread and not alone else ()),
@@ -203,14 +217,12 @@ def refusal_of(units: Sequence[Unit]) -> str:
     """Why no setting of a sharded model can be changed; empty: some can."""
     if not torchs.can_be_set():
         return "torch before 2.8 does not let the units of a live model be kept gathered"
-    if len({unit.ranks for unit in units}) > 1:
-        return "its units are spread over different ranks (several meshes)"
-    if len(units[0].ranks) > 1 and sum(map(len, units[0].ranks)) < dist.get_world_size():
-        return "its copies (HSDP) are trained by a part of the job's ranks"
-    if len(units[0].ranks[0]) == 1:
+    if not any(unit.travels for unit in units):
         return "each rank holds the whole model, so nothing is gathered"
     if units[0].is_ended_by_hand:
         return "the training itself ends each backward pass (set_manual_backward_finalization)"
+    if group_of(units) is None:
+        return PART_OF_THE_JOB
     if {unit.device.type for unit in units} - {"cpu", "cuda"}:
         return f"steps on devices of type {units[0].device.type} cannot be timed here"
     return ""

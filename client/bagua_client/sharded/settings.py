@@ -79,7 +79,7 @@ class UnitSettings:
         configuration, parts = layout.configuration, parts_of(layout)
         for unit in self._units:
             if unit.is_spread_narrowly:  # Torch would gather it where it is kept from now on.
-                unit.module.reshard()
+                unit.reshard()
         self._merged.merge(parts)
         for unit in self._units:
             unit.leave_unreduced(False)
@@ -95,9 +95,10 @@ class UnitSettings:
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
-            unit.keep(is_kept, nodes, lambda: self.is_training, stays, defers)
+            own_nodes = nodes if self._communicator.is_everywhere(part[0]) else None
+            unit.keep(is_kept, own_nodes, lambda: self.is_training, stays, defers)
             unit.leave_unreduced(self._are_unreduced)
-            is_spread = nodes is not None and unit.may_be_spread
+            is_spread = own_nodes is not None and unit.may_be_spread
             self._kept += [unit] * (is_kept or is_spread or unit.may_stay)
         self._are_unreduced = False
         self._gather_ahead(leading, configuration.prefetch)
@@ -107,6 +108,8 @@ class UnitSettings:
 
     def _gather_ahead(self, leading: Sequence[Unit], depth: int) -> None:
         self._is_ahead = depth > 0
+        # Torch gathers all units of a module ahead.
+        leading = [each for each in leading if each.is_first_of_module]
         for place, unit in enumerate(leading):
             if depth:
                 before = leading[max(place - depth, 0) : place]
@@ -166,12 +169,11 @@ class UnitSettings:
         for unit in self._kept:
             is_there = unit.is_gathered or unit.is_spread_narrowly
             if is_there and (unit.reshards_after_backward or unit.is_hidden):
-                unit.module.reshard()
+                unit.reshard()
 
     def _let_go_ahead(self) -> None:
         """Of what the last pass was to use, and did not."""
         self._merged.settle()
         for unit in self._units if self._is_ahead else ():
             if unit.is_on_its_way:
-                unit.module.unshard()  # Waits for it.
-                unit.module.reshard()
+                unit.reshard()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.link import Link
 from bagua_client.configuration import Configuration
-from bagua_client.torch_private.sharded import spread_over
+from bagua_client.torch_private.sharded import Unit, spread_over
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,91 @@ class Route:
     inside: Link | None = None
 
 
-class ShardCommunicator(Communicator):
-    """Its channels are between the ranks that hold the parts of one copy of the model.
+def group_of(units: Sequence[Unit]) -> dist.ProcessGroup | None:
+    """The process group of the ranks that train a model, which change it together: with tensor
+    parallelism also those that have other parts of its weights. None: torch has none.
 
-    On each channel there is a group, the first of which is torch's; and one more to reduce
-    gradients on, if that has its own. With several channels it has not: what is gathered and what
-    is reduced have more than one group to travel on anyway. By node, each channel has a group
-    inside the node and one across nodes. Between the copies there is a group on each channel too.
+    Of some of the job's ranks there is mostly none but that of one unit's: then those that share
+    the model's parts with this rank change it by themselves, if all units are spread alike.
+    """
+    everyone = frozenset[int]().union(*(unit.all_ranks for unit in units))
+    for unit in units:
+        if everyone == {*unit.ranks}:
+            return unit.own_group
+    if len(everyone) == dist.get_world_size():
+        return dist.group.WORLD
+    is_alike = len({unit.ranks for unit in units}) == 1
+    has_copies = any(unit.given.copies is not None for unit in units)
+    return units[0].own_group if is_alike and not has_copies else None
+
+
+Partition = tuple[tuple[int, ...], ...]
+"""Of the ranks: each is in one of these sets."""
+
+
+class ShardCommunicator(Communicator):
+    """Its channels are between the ranks that hold the parts of each unit.
+
+    Units may be spread over different ranks: those of a model's experts over fewer than the others,
+    say. And beside the ranks of one unit there may be others that do not have the same, but what
+    something else has split off, as tensor parallelism does. On each channel there is a group for
+    each set of ranks, the first of which is torch's; and one more to reduce gradients on, if that
+    has its own. With several channels it has not: what is gathered and what is reduced have more
+    than one group to travel on anyway. By node, each channel has a group inside the node and one
+    across nodes, for what is spread over all ranks. Between copies of the model there is a group on
+    each channel too.
 
     Args:
         group: of all ranks that train the model.
-        shards: the ranks of ``group`` that hold its parts, for each copy of the model.
+        shards, copies: for each unit the ranks of ``group`` that have its parts, with this one; and
+            those that have the same part of other copies of the model.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, shards: Sequence[Sequence[int]]
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        shards: Sequence[Sequence[int]],
+        copies: Sequence[Sequence[int]],
     ) -> None:
         super().__init__(group, device)
-        self._shards = shards
-        self._flat_groups = [[]]
-        self._between_copies: list[dist.ProcessGroup] = []
+        found = self._partitions([*shards, *copies])
+        self._shards, self._copies = found[: len(shards)], found[len(shards) :]
+        # Beside torch's, in the same order on all ranks.
+        self._more: dict[Partition, list[dist.ProcessGroup]] = {each: [] for each in found}
         self._inside: list[dist.ProcessGroup] = []
         self._across: list[dist.ProcessGroup] = []
 
+    def _partitions(self, own: Sequence[Sequence[int]]) -> list[Partition]:
+        """All ranks' sets, for each of these of this rank."""
+        firsts = torch.tensor([min(ranks) for ranks in own], device=self.device)
+        by_rank = [torch.zeros_like(firsts) for _ in range(self.world_size)]
+        dist.all_gather(by_rank, firsts, group=self.everyone)
+        found = []
+        for firsts_of_one in torch.stack(by_rank).T.tolist():
+            sets: dict[int, list[int]] = {}
+            for rank, first in enumerate(firsts_of_one):
+                sets.setdefault(first, []).append(rank)
+            found.append(tuple(map(tuple, sets.values())))
+        return found
+
     @property
     def has_nodes(self) -> bool:
-        """Whether a copy of the model is spread over several nodes with several ranks each, in
-        their order, so that its parts can travel by node."""
+        """Whether some units are spread over several nodes with several ranks each, all ranks in
+        their order, so that they can travel by node."""
         nodes = self.topology.nodes
         in_order = [rank for node in nodes for rank in node] == list(range(self.world_size))
         is_even = self.topology.is_hierarchical and self.topology.is_uniform
-        return is_even and in_order and len(self._shards) == 1
+        return is_even and in_order and any(map(self.is_everywhere, range(len(self._shards))))
+
+    def is_everywhere(self, unit: int) -> bool:
+        """Whether a unit is spread over all ranks that train the model."""
+        return len(self._shards[unit]) == 1
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether gradients of some units are summed over several copies of the model."""
+        return any(len(each[0]) > 1 for each in self._copies)
 
     def prepare(self, configuration: Configuration, exchanges: int = 1) -> None:
         """See :meth:`Communicator.prepare`."""
@@ -67,58 +121,57 @@ class ShardCommunicator(Communicator):
         while len(self._inside) < self._node_groups_of(configuration):
             self._inside.append(self._channel_group(self.topology.nodes, by_node=True))
             self._across.append(self._channel_group(self.topology.across, by_node=True))
-        while len(self._flat_groups) < self._needed(configuration):
-            # As by node, where a channel has several groups: all kernels fit on the GPU.
-            self._flat_groups.append([self._channel_group(self._shards, by_node=True)])
-        while len(self._between_copies) < self._needed_between_copies(configuration):
-            same_part = list(zip(*self._shards, strict=True))
-            self._between_copies.append(self._channel_group(same_part, by_node=True))
+        for partition, groups in self._more.items():
+            while len(groups) < self._needed(partition, configuration):
+                # As by node, where a channel has several groups: all kernels fit on the GPU.
+                groups.append(self._channel_group(partition, by_node=True))
         if self._failure is not None:
             raise self._failure
 
     def between_copies(
-        self, configuration: Configuration, torchs: dist.ProcessGroup
+        self, unit: int, configuration: Configuration, torchs: dist.ProcessGroup
     ) -> Link | None:
-        """How gradients are summed over the copies of the model; None: as torch does it.
+        """How gradients of a unit are summed over the copies of the model; None: as torch does it.
 
         Args:
             torchs: torch's own group for that.
         """
-        needed = self._needed_between_copies(configuration)
-        if not needed or dist.get_world_size(torchs) != len(self._shards):
+        partition = self._copies[unit]
+        if configuration.channels == 1 or dist.get_world_size(torchs) != len(partition[0]):
             return None
-        return Link([torchs, *self._between_copies[:needed]])
-
-    def _needed_between_copies(self, configuration: Configuration) -> int:
-        """How many groups there are beside torch's."""
-        return configuration.channels - 1 if len(self._shards) > 1 else 0
+        return Link([torchs, *self._more[partition][: configuration.channels - 1]])
 
     def route(
-        self, configuration: Configuration, torchs: dist.ProcessGroup, scatters: bool
+        self, unit: int, configuration: Configuration, torchs: dist.ProcessGroup, scatters: bool
     ) -> Route | None:
-        """How the model's parts travel; None: as torch has them travel.
+        """How a unit's parts travel; None: as torch has them travel.
 
         Args:
             torchs: torch's own group of these ranks. Where a training has parameters spread over
                 fewer ranks after forward, they are gathered again on that group alone.
             scatters: whether gradients are reduced; else parameters are gathered.
         """
-        if dist.get_world_size(torchs) < len(self._shards[0]):
+        partition = self._shards[unit]
+        if dist.get_world_size(torchs) < len(partition[0]):
             return None
-        if by_node := self._needed_by_node(configuration):
+        by_node = self._needed_by_node(configuration)
+        if by_node and self.is_everywhere(unit):
             return Route(Link(self._across[:by_node]), Link(self._inside[:by_node]))
-        more = [groups[0] for groups in self._flat_groups[1 : self._needed(configuration)]]
+        more = self._more[partition][: self._needed(partition, configuration)]
         if configuration.channels > 1:
-            return Route(Link([torchs, *more]))
-        return Route(Link(more if scatters and more else [torchs]))
+            return Route(Link([torchs, *more[: configuration.channels - 1]]))
+        return Route(Link(more[:1] if scatters and more else [torchs]))
 
-    def _needed(self, configuration: Configuration) -> int:
-        """How many groups travel at once, with torch's."""
-        if self._needed_by_node(configuration):
-            return 1
-        if configuration.channels == 1 and configuration.scatter_group == "own":
-            return 2
-        return configuration.channels
+    def _needed(self, partition: Partition, configuration: Configuration) -> int:
+        """How many groups there are of a partition, beside torch's."""
+        if len(partition[0]) == 1:
+            return 0
+        if partition in self._shards:
+            if len(partition) == 1 and self._needed_by_node(configuration):
+                return 0
+            if configuration.channels == 1:
+                return int(configuration.scatter_group == "own")
+        return configuration.channels - 1
 
     def _needed_by_node(self, configuration: Configuration) -> int:
         return configuration.channels if configuration.hierarchical != "off" else 0
@@ -135,13 +188,13 @@ class ShardCommunicator(Communicator):
         return max(self._needed_by_node(configuration), int(configuration.node_copy == "on"))
 
     def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
-        needed, by_node = self._needed(configuration), self._node_groups_of(configuration)
-        unneeded = [group for groups in self._flat_groups[needed:] for group in groups]
-        unneeded += [*self._inside[by_node:], *self._across[by_node:]]
-        del self._flat_groups[needed:], self._inside[by_node:], self._across[by_node:]
-        between = self._needed_between_copies(configuration)
-        unneeded += self._between_copies[between:]
-        del self._between_copies[between:]
+        by_node = self._node_groups_of(configuration)
+        unneeded = [*self._inside[by_node:], *self._across[by_node:]]
+        del self._inside[by_node:], self._across[by_node:]
+        for partition, groups in self._more.items():
+            needed = self._needed(partition, configuration)
+            unneeded += groups[needed:]
+            del groups[needed:]
         return unneeded
 
     def _needs_groups(self, configuration: Configuration) -> bool:

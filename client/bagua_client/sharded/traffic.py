@@ -72,7 +72,7 @@ class Traffic:
                 continue
             unit.look_at_objects()
             given = unit.given
-            copies = Copies(self, given.copies) if unit.sums_by_itself else given.copies
+            copies = Copies(self, place, given.copies) if unit.sums_by_itself else given.copies
             gather, scatter = Gather(self, place, given.gather), Scatter(self, place, given.scatter)
             unit.communicate_by(gather, scatter, copies)
 
@@ -99,7 +99,7 @@ class Traffic:
         self.gathered.append(unit)
         on_end = self._gather_begins(unit, output.nbytes)
         with self._waiting():
-            route = self._route(group, scatters=False)
+            route = self._route(unit, group, scatters=False)
             work = None
             if route is None:
                 work = base(output, part, group, async_op=async_op)
@@ -140,7 +140,7 @@ class Traffic:
         narrow = output if is_narrow else torch.empty_like(output, dtype=precision)
         if not is_narrow:
             whole = whole.to(precision)
-        work, route = None, self._route(group, scatters=True)
+        work, route = None, self._route(unit, group, scatters=True)
         if route is None:
             work = base(narrow, whole, group, op)
         else:
@@ -164,21 +164,21 @@ class Traffic:
         again = op if op in SUMS else dist.ReduceOp.SUM
         self.algorithm.reduce(across, own.view(across.ranks, -1), part, again, unit)
 
-    def sum_copies(self, group: Any, tensors: list[torch.Tensor], options: Any) -> Any:
-        """Sum up what each copy of the model has of the gradients, as ``group`` would."""
-        link = self._communicator.between_copies(self.configuration, group)
+    def sum_copies(self, unit: int, group: Any, tensors: list[torch.Tensor], options: Any) -> Any:
+        """Sum up what each copy of the model has of a unit's gradients, as ``group`` would."""
+        link = self._communicator.between_copies(unit, self.configuration, group)
         if link is None:
             return group.allreduce(tensors, options)
         (tensor,) = tensors
         link.all_reduce(tensor.view(-1), options.reduceOp)
         return None
 
-    def _route(self, group: Any, scatters: bool) -> Route | None:
+    def _route(self, unit: int, group: Any, scatters: bool) -> Route | None:
         """None: torch's own objects do it."""
         configuration = self.configuration
         if self.algorithm.is_torchs and not uses_ours(configuration, scatters):
             return None
-        return self._communicator.route(configuration, group, scatters)
+        return self._communicator.route(unit, configuration, group, scatters)
 
 
 class _Carrier:
@@ -231,18 +231,20 @@ class Scatter(_Carrier):
 
 
 class Copies:
-    """Stands in the place of the process group on which torch sums over the copies of a model.
+    """Stands in the place of the process group on which torch sums over the copies of a unit.
 
     Args:
+        unit: its place among the model's units.
         group: that one.
     """
 
-    def __init__(self, traffic: Traffic, group: Any) -> None:
+    def __init__(self, traffic: Traffic, unit: int, group: Any) -> None:
         self._traffic = traffic
+        self._unit = unit
         self._group = group
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        return self._traffic.sum_copies(self._group, tensors, options)
+        return self._traffic.sum_copies(self._unit, self._group, tensors, options)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_group":  # Of a copy that is being made of this it is not there yet.

@@ -100,6 +100,7 @@ logger = logging.getLogger(__name__)
 
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
+NONE_ALIKE = "no two of them are neighbours in a container and spread alike"
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
@@ -157,7 +158,8 @@ class TunableUnits(ChangedTogether):
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
-        self._unmergeable = why_not(units) or NOT_SEEN
+        are_alike = len({spec.group for spec in self.tensors}) < len(units)
+        self._unmergeable = why_not(units) or (NOT_SEEN if are_alike else NONE_ALIKE)
         traffic = Traffic(
             units,
             communicator,
@@ -393,8 +395,8 @@ class TunableUnits(ChangedTogether):
 
     def _see_order(self) -> None:
         """What is used twice in a pass, or in another order, cannot communicate as one."""
-        inner = [place for place, unit in enumerate(self.units) if unit.name]
-        in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner
+        inner = [place for place, unit in enumerate(self.units) if unit.name and unit.travels]
+        in_order = [p for p in self._held.traffic.gathered if p in {*inner}] == inner
         self._unmergeable = "" if in_order else OUT_OF_ORDER
         if not in_order and self._is_attached and self.communicator.rank == 0:
             logger.info("autotune merges no units: %s", OUT_OF_ORDER)

@@ -110,6 +110,8 @@ def _is_like(one: Unit, other: Unit) -> bool:
         return False
     if not one.carries_itself:  # What the training's own objects know of a unit is its own.
         return False
+    if one.shares_its_state or other.shares_its_state or not one.travels:
+        return False
     # Of merged units that a pass uses in part, torch casts the model's output as theirs.
     output_dtype = one.state._mp_policy.output_dtype
     if output_dtype not in (None, _root_of(one)._mp_policy.output_dtype):
@@ -197,7 +199,7 @@ class MergedUnits:
                 raise RuntimeError("gradients wait to be summed up over the copies of the model")
         for place in changed:
             if self._units[place].is_gathered:  # As after a call of its ``unshard``.
-                self._units[place].module.reshard()
+                self._units[place].reshard()
         self._give_back_settings()
         for part in parts:
             first, *others = (_own_settings(self._units[place]) for place in part)

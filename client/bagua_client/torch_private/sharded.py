@@ -7,6 +7,7 @@ is read here. A unit is the parameters of one ``fully_shard`` call, which commun
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,8 @@ class Unit:
         module: on which it is set what becomes of the unit.
         group, state: torch's own objects of the parameters and of the module.
         parameters: its parts on this rank, as the optimizer has them.
-        elements: the number of elements of all of its parameters, gathered.
+        elements: the number of elements of all of its parameters, gathered; where something else
+            has split these before, as tensor parallelism does, those of the rank that has most.
         dtypes: what its parameters are gathered in, and what its gradients are reduced in; of
             several (since torch 2.15) the widest.
         device: that it computes on.
@@ -83,7 +85,7 @@ class Unit:
         self.group = group
         self.state: Any = module._get_fsdp_state()
         self.parameters: list[torch.nn.Parameter] = [p.sharded_param for p in group.fsdp_params]
-        self.elements = sum(parameter.numel() for parameter in self.parameters)
+        self.elements = sum(map(_gathered_elements, group.fsdp_params))
         gathered, reduced = zip(*map(_dtypes_of, group.fsdp_params), strict=True)
         self.dtypes: tuple[torch.dtype, torch.dtype] = (_widest(gathered), _widest(reduced))
         self.device: torch.device = group.device
@@ -114,16 +116,53 @@ class Unit:
         return tuple(self.state._modules)
 
     @property
-    def ranks(self) -> tuple[tuple[int, ...], ...]:
-        """The global ranks of the group that its parts are spread over; for each copy of the model
-        in turn. Where each rank has a copy of its own (``replicate_with_fsdp``), that is one."""
-        info = self.group.mesh_info
-        mesh, dim = info.mesh.mesh, info.shard_mesh_dim
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks that its parts are spread over, with this one. Where each rank has a
+        copy of its own (``replicate_with_fsdp``), this one alone."""
+        return self._ranks_along(self.group.mesh_info.shard_mesh_dim)
+
+    @property
+    def ranks_of_copies(self) -> tuple[int, ...]:
+        """The global ranks that have the same parts of other copies of the model (HSDP), with this
+        one."""
+        return self._ranks_along(getattr(self.group.mesh_info, "replicate_mesh_dim", None))
+
+    def _ranks_along(self, dim: int | None) -> tuple[int, ...]:
+        mesh = self.group.mesh_info.mesh
         if dim is None:
-            return tuple((rank,) for rank in mesh.flatten().tolist())
-        return tuple(
-            tuple(row) for row in mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
-        )
+            return (dist.get_rank(),)
+        at: list[Any] = list(mesh.get_coordinate())
+        at[dim] = slice(None)
+        return tuple(sorted(mesh.mesh[tuple(at)].tolist()))
+
+    @property
+    def all_ranks(self) -> frozenset[int]:
+        """The global ranks that have parts or copies of its parameters, also where something else
+        than ``fully_shard`` has split them, if they say so by their mesh (``DTensor``)."""
+        parts: Sequence[Any] = self.parameters
+        meshes: list[DeviceMesh] = [each.device_mesh for each in parts]
+        return frozenset(rank for mesh in meshes for rank in mesh.mesh.flatten().tolist())
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is gathered at all: what a single rank has as a whole is not."""
+        return len(self.ranks) > 1
+
+    @property
+    def is_gathered_twice(self) -> bool:
+        """Whether it is gathered for the forward pass, and for the backward pass again, by what the
+        training has set."""
+        return self.travels and self.given.mesh_kept is not None
+
+    @property
+    def is_first_of_module(self) -> bool:
+        """Whether it has the first of its module's meshes."""
+        return self.group is _groups_of(self.state)[0]
+
+    @property
+    def shares_its_state(self) -> bool:
+        """Whether its module's other parameters are spread over other ranks, by the same call."""
+        return len(_groups_of(self.state)) > 1
 
     @property
     def own_group(self) -> dist.ProcessGroup:
@@ -157,6 +196,12 @@ class Unit:
     def is_on_its_way(self) -> bool:
         """Whether it is being gathered ahead of a pass that has not begun."""
         return self.group._all_gather_result is not None
+
+    def reshard(self) -> None:
+        """Let go of what is gathered, or on its way."""
+        if self.is_on_its_way:
+            self.group.wait_for_unshard()
+        self.group.reshard()
 
     @property
     def reshards_after_backward(self) -> bool:
@@ -505,11 +550,8 @@ def spread_over(
 
 
 def units_of(root: torch.nn.Module) -> list[Unit]:
-    """The units of a model, in the order in which it lists its modules.
-
-    Raises:
-        ValueError: they cannot be told apart.
-    """
+    """The units of a model, in the order in which it lists its modules. Where a module's parameters
+    are on several meshes, those of each are one."""
     own: Any = root
     # Torch does so in the first forward pass, and then changes what is set on the model itself.
     own._get_fsdp_state()._lazy_init()
@@ -521,14 +563,10 @@ def units_of(root: torch.nn.Module) -> list[Unit]:
         if id(state) in seen:
             continue
         seen.add(id(state))
-        groups = _groups_of(state)
-        if len(groups) > 1:
-            raise ValueError(
-                f"the parameters of {name or 'the model'} are in several groups (a mesh for each "
-                "parameter)"
-            )
-        if groups and groups[0].fsdp_params:
-            found.append(Unit(name, module, groups[0]))
+        for place, group in enumerate(_groups_of(state)):
+            if group.fsdp_params:
+                of_mesh = f"{name or '(root)'} (mesh {place + 1})"
+                found.append(Unit(of_mesh if place else name, module, group))
     return found
 
 
@@ -537,3 +575,16 @@ def _groups_of(state: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _gathered_elements(parameter: Any) -> int:
+    """Of one of torch's parameters; equal on all ranks."""
+    names = "_unsharded_dtensor_spec", "_tp_spec"  # The second before torch 2.13 or so.
+    spec = next((found for n in names if (found := getattr(parameter, n, None))), None)
+    if spec is None:
+        return math.prod(parameter._orig_size)
+    sizes = list(spec.shape)
+    for ranks, placement in zip(spec.mesh.shape, spec.placements, strict=True):
+        if (dim := getattr(placement, "dim", None)) is not None:
+            sizes[dim] = math.ceil(sizes[dim] / ranks)
+    return math.prod(sizes)

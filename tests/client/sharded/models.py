@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 from unittest import mock
 
@@ -11,22 +12,30 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import bagua_client
 from bagua_client.communication import link
 from bagua_client.integrations.sharded_model import ShardedModel, tunable_of
 from bagua_client.sharded.tunable_units import TunableUnits
-from bagua_client.torch_private.merged_units import why_not
 
 WIDTH = 9
+EXPERTS = 4
 MERGES = pytest.mark.skipif(
     not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 lacks what merges units"
 )
@@ -39,6 +48,15 @@ class Kind:
     """A way in which models are sharded and trained."""
 
     replicas: int = 1
+    tensor_ranks: int = 1
+    """Over so many ranks tensor parallelism splits the blocks, before ``fully_shard``."""
+    expert_ranks: int = 1
+    """Over so many ranks the experts in every second block are spread, before ``fully_shard``
+    spreads them over the others; 1: there are none."""
+    experts_share: bool = False
+    """Whether their block's call of ``fully_shard`` takes them along, on a mesh of their own."""
+    width: int = WIDTH
+    """Even: gloo's sums over four ranks are then the same, bit for bit, also in stripes."""
     blocks: int = 4
     checkpoints: bool = False
     micro_batches: tuple[int, ...] = (1,)
@@ -84,16 +102,41 @@ class Kind:
     """What the training does between its backward pass and the optimizer's step, or after it."""
 
 
-class Net(nn.Module):
-    def __init__(self, kind: Kind) -> None:
+class Experts(nn.Module):
+    """Each rank of a mesh has some of them, and sends the others the rows that are theirs."""
+
+    def __init__(self, mesh: DeviceMesh, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(kind.blocks)
+        self.mesh = mesh
+        whole = torch.randn(EXPERTS, width, width) / width**0.5
+        self.weight = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        ranks, rank = self.mesh.size(), self.mesh.get_local_rank()
+        sent = [len(each) for each in values.tensor_split(ranks)]
+        received = [sent[rank]] * ranks
+        weight = cast(DTensor, self.weight).to_local()
+        own = all_to_all_single_autograd(values, received, sent, self.mesh.get_group())
+        own = torch.cat(
+            [part @ each for part, each in zip(own.chunk(len(weight)), weight, strict=False)]
         )
-        self.head = nn.Linear(WIDTH, WIDTH)
-        self.gain = nn.Parameter(torch.ones(WIDTH))
+        return all_to_all_single_autograd(own, sent, received, self.mesh.get_group()) + values
+
+
+class Net(nn.Module):
+    def __init__(self, kind: Kind, experts: DeviceMesh | None = None) -> None:
+        super().__init__()
+        width = kind.width
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(kind.blocks)
+        )
+        if experts is not None:
+            for block in self.blocks[::2]:
+                cast(nn.Sequential, block).append(Experts(experts, width))
+        self.head = nn.Linear(width, width)
+        self.gain = nn.Parameter(torch.ones(width))
         if kind.tied:
-            self.tail = nn.Linear(WIDTH, WIDTH)
+            self.tail = nn.Linear(width, width)
             self.tail.weight = self.head.weight
         if kind.frozen:
             self.blocks[1].requires_grad_(False)
@@ -109,7 +152,8 @@ class Net(nn.Module):
 def sharded(kind: Kind) -> nn.Module:
     """A model with the same weights on all ranks, one unit for each block and one for the rest."""
     torch.manual_seed(0)
-    model = Net(kind)
+    experts = _mesh(kind.expert_ranks, "experts") if kind.expert_ranks > 1 else None
+    model = Net(kind, experts["experts"] if experts is not None else None)
     given_back = torch.float32 if kind.hooks else None
     policy = MixedPrecisionPolicy(kind.param_dtype, kind.reduce_dtype, given_back)
     options: dict[str, Any] = {"mp_policy": policy}
@@ -118,9 +162,13 @@ def sharded(kind: Kind) -> nn.Module:
         options["mp_policy"] = replace(cast(Any, policy), param_dtype_override_fn=exact.get)
     for each in model.parameters() if kind.has == "any gradient" else ():
         each.grad_dtype = None
-    if kind.replicas > 1:  # Else each call makes a mesh of its own.
-        shape, names = (kind.replicas, dist.get_world_size() // kind.replicas), ("copies", "parts")
-        options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    if kind.replicas > 1 or kind.tensor_ranks > 1:  # Else each call makes a mesh of its own.
+        mesh = _mesh(kind.tensor_ranks, "tensors", kind.replicas)
+        options["mesh"] = mesh["copies", "parts"] if kind.replicas > 1 else mesh["parts"]
+        if kind.tensor_ranks > 1:
+            _split(model, mesh["tensors"])
+    if experts is not None:
+        options["mesh"] = init_device_mesh("cpu", (dist.get_world_size(),))
     if kind.offloads:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     for at, block in enumerate(model.blocks):
@@ -131,6 +179,11 @@ def sharded(kind: Kind) -> nn.Module:
         kept: dict[str, Any] = {}
         if kind.user_keeps or kind.ranks_after_forward:
             kept["reshard_after_forward"] = False if kind.user_keeps else kind.ranks_after_forward
+        if experts is not None and kind.experts_share:
+            kept["shard_placement_fn"] = partial(_placed, FSDPMeshInfo(experts["parts"], 0))
+        elif experts is not None:
+            for inner in [*block.children()][2:]:
+                fully_shard(inner, **{**options, "mesh": experts["parts"]})
         fully_shard(block, **options, **kept)
     if kind.ignores:
         options["ignored_params"] = {model.gain}
@@ -144,6 +197,25 @@ def sharded(kind: Kind) -> nn.Module:
     if kind.compiles == "model":
         model.compile(backend="eager")
     return model
+
+
+def _mesh(ranks: int, name: str, copies: int = 1) -> DeviceMesh:
+    shape = copies, dist.get_world_size() // ranks // copies, ranks
+    return init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts", name))
+
+
+def _split(model: Net, mesh: DeviceMesh) -> None:
+    """By tensor parallelism."""
+    for at, block in enumerate(model.blocks):
+        by_column = ColwiseParallel(output_layouts=Replicate())
+        by_row = RowwiseParallel(input_layouts=Replicate())
+        parallelize_module(block, mesh, {"0": by_row if at % 2 else by_column})
+
+
+def _placed(experts: Any, parameter: nn.Parameter) -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+
+    return ShardPlacementResult(Shard(0), experts) if isinstance(parameter, DTensor) else None
 
 
 def _set_newer(model: Any, kind: Kind) -> None:
@@ -216,13 +288,13 @@ def train(
             model.blocks.requires_grad_(step != kind.freezes_from)
         parts = kind.micro_batches[step % len(kind.micro_batches)]
         for part in range(parts):
-            torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
+            torch.manual_seed(1000 * step + 10 * part + dist.get_rank() // kind.tensor_ranks)
             _say_if_last(model, kind, part == parts - 1 or step < kind.awaits_from)
             if kind.tells == "torch's":
                 model.set_is_last_backward(part == parts - 1)
             elif kind.tells and isinstance(model, ShardedModel):
                 model.report_last_micro_batch(part == parts - 1)
-            loss = model(torch.randn(5, WIDTH)).square().mean()
+            loss = model(torch.randn(5, kind.width)).square().mean()
             scaler.scale(1000 * loss if kind.scales else loss).backward()
             losses.append(loss.item())
             if part < parts - 1 and step >= kind.amid_from:
@@ -232,7 +304,9 @@ def train(
             losses.append(scaler.get_scale())
             scaler.unscale_(optimizer)
         if kind.clips:
-            losses.append(_full(nn.utils.clip_grad_norm_(model.parameters(), 0.05)).item())
+            # Torch takes but parameters that are all split in the same way.
+            clipped = model.blocks if kind.tensor_ranks > 1 else model
+            losses.append(_full(nn.utils.clip_grad_norm_(clipped.parameters(), 0.05)).item())
         if kind.skips and step % kind.skips == 0:
             optimizer.zero_grad()
             continue
@@ -246,7 +320,7 @@ def train(
             scaler.update()
         optimizer.zero_grad()
         if kind.between == "evaluation after step":
-            losses += _evaluated(model)
+            losses += _evaluated(model, kind)
     return losses, optimizer
 
 
@@ -268,9 +342,9 @@ def _divide_by_3(model: nn.Module) -> None:
 
 
 def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, Any]:
-    """The changes that this release of torch has names for."""
+    """The changes that there are units for, and that this release of torch has names for."""
     found = dict(changes)
-    if why_not(tunable.units):
+    if len({spec.group for spec in tunable.tensors}) == len(tunable.tensors):
         found.pop("bucket_bytes", None)
     if not tunable.units[0].has_scatter_buffers:
         found.pop("scatter_buffers", None)
@@ -281,12 +355,12 @@ def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, An
 
 
 def _amid(model: Any, optimizer: Any, kind: Kind) -> list[float]:
-    inputs = torch.ones(2, WIDTH)
+    inputs = torch.ones(2, kind.width)
     if kind.amid == "evaluation":
-        return _evaluated(model)
+        return _evaluated(model, kind)
     if kind.amid == "error":
         with pytest.raises(RuntimeError):
-            model(torch.ones(2, WIDTH + 1))
+            model(torch.ones(2, kind.width + 1))
     if kind.amid == "error in backward":
         loss = model(inputs).sum()
         loss.register_hook(_fails)
@@ -323,9 +397,9 @@ def _full(value: Any) -> torch.Tensor:
 
 
 def _between(model: Any, kind: Kind) -> list[float]:
-    inputs = torch.ones(2, WIDTH)
+    inputs = torch.ones(2, kind.width)
     if kind.between == "evaluation":
-        return _evaluated(model)
+        return _evaluated(model, kind)
     if kind.between in ("dropped graph", "no optimizer"):
         return [model(inputs).sum().item()]
     if kind.between == "block alone":
@@ -334,10 +408,10 @@ def _between(model: Any, kind: Kind) -> list[float]:
     return []
 
 
-def _evaluated(model: Any) -> list[float]:
+def _evaluated(model: Any, kind: Kind) -> list[float]:
     model.eval()
     with torch.no_grad():
-        found = [model(torch.ones(2, WIDTH)).sum().item() for _ in range(2)]
+        found = [model(torch.ones(2, kind.width)).sum().item() for _ in range(2)]
     model.train()
     return found
 

@@ -85,6 +85,62 @@ def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, accumulating, SEQUENCE) == [""] * 4
 
 
+TENSORS, EXPERTS = Kind(tensor_ranks=2), Kind(width=8, expert_ranks=2)
+TWO_DIMENSIONS = {
+    "tensors": TENSORS,  # Of which one rank has more than the other.
+    "experts": EXPERTS,
+    "experts-of-the-same-call": replace(EXPERTS, experts_share=True),
+    # Which it has alone: they are not gathered at all.
+    "experts-of-one-rank": replace(EXPERTS, expert_ranks=4),
+    "experts-of-one-rank-of-the-same-call": replace(EXPERTS, expert_ranks=4, experts_share=True),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=[] if name == "tensors" else [pytest.mark.slow])
+        for name, kind in TWO_DIMENSIONS.items()
+    ],
+)
+def test_what_something_else_has_split_before(four_ranks: RankPool, kind: Kind) -> None:
+    """By tensor or expert parallelism: units that are spread over a part of the ranks."""
+    if kind.experts_share and not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"):
+        pytest.skip("torch before 2.12 has one mesh for each call")
+    assert four_ranks.run(differs, kind, SEQUENCE) == [""] * 4
+
+
+@settings(max_examples=3)
+@given(st.dictionaries(st.integers(3, 9), CHANGES, min_size=4))
+@pytest.mark.slow
+def test_any_sequence_of_changes_of_two_dimensions(
+    four_ranks: RankPool, changes: dict[int, dict[str, Any]]
+) -> None:
+    for kind in (TENSORS, EXPERTS, replace(EXPERTS, experts_share=True)):
+        assert four_ranks.run(differs, kind, changes) == [""] * 4
+
+
+@pytest.mark.slow
+def test_what_two_dimensions_do_in_several_micro_batches(four_ranks: RankPool) -> None:
+    for base in (replace(TENSORS, clips=True), *list(TWO_DIMENSIONS.values())[1:]):
+        kind = replace(base, micro_batches=COUNTS, awaits="", checkpoints=True)
+        assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
+        told = replace(kind, tells="ours")
+        by_hand = replace(kind, awaits="gradient sync", awaits_from=3)
+        assert four_ranks.run(differs, told, DEFERRED, 12, by_hand) == [""] * 4
+
+
+@pytest.mark.slow
+def test_copies_of_what_tensor_parallelism_has_split() -> None:
+    """Two copies, spread over two ranks each, of which each has half of the weights."""
+    ranks = RankPool([4, 4])
+    kind = Kind(replicas=2, tensor_ranks=2, clips=True)
+    assert ranks.run(differs, kind, SEQUENCE, timeout_seconds=300) == [""] * 8
+    accumulating = replace(kind, micro_batches=(2,), awaits="all-reduce")
+    assert ranks.run(differs, accumulating, SEQUENCE, timeout_seconds=300) == [""] * 8
+    ranks.close()
+
+
 def _stripes_between_copies(channels: int) -> set[int]:
     """The numbers of process groups on which gradients were summed over the copies by ours."""
     seen = set()
@@ -121,8 +177,12 @@ def two_nodes() -> Iterator[RankPool]:
         Kind(between="no optimizer", param_dtype=torch.bfloat16),
         Kind(ranks_after_forward=2),
         Kind(tied=True, frozen=True, checkpoints=True),
+        pytest.param(Kind(width=8, expert_ranks=2), marks=pytest.mark.slow),
     ],
-    ids=["plain", "evaluation", "dropped-graph", "no-optimizer", "user-spreads", "tied-and-frozen"],
+    ids=[
+        *("plain", "evaluation", "dropped-graph", "no-optimizer", "user-spreads"),
+        *("tied-and-frozen", "experts"),
+    ],
 )
 def test_a_copy_in_each_node(two_nodes: RankPool, kind: Kind) -> None:
     copy = {"node_copy": "off" if kind.ranks_after_forward else "on"}

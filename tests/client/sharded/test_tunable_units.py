@@ -11,15 +11,17 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.torch_private.merged_units import families, why_not
-from tests.client.sharded.models import MERGES, Kind, sharded, state_of, train
+from tests.client.sharded import models
+from tests.client.sharded.models import MERGES, Kind, Net, sharded, state_of, train
 from tests.ranks import RankPool
 
 
@@ -284,6 +286,30 @@ def _untouched() -> list[tuple[int, int, int]]:
 def test_without_tuning_nothing_of_ours_is_there(two_ranks: RankPool) -> None:
     for stock, ours in two_ranks.run(_untouched):
         assert ours == stock
+
+
+def _with_other_units() -> str:
+    """What is said where one half of a mesh with tensor parallelism has sharded each block, and the
+    other half the model only, which train together by torch alone."""
+    kind = Kind(tensor_ranks=2)
+
+    def only_the_model(module: Any, **options: Any) -> Any:
+        return fully_shard(module, **options) if isinstance(module, Net) else module
+
+    is_other = dist.get_rank() % 2 == 1
+    with mock.patch.object(models, "fully_shard", only_the_model if is_other else fully_shard):
+        model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    with pytest.raises(RuntimeError) as caught:
+        tunable_of(model)
+    train(model, kind, {}, 3)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_ranks_that_have_other_units_than_the_others_are_not_tuned(four_ranks: RankPool) -> None:
+    said = "its units on rank 1, 3 are others than on the other ranks"
+    assert four_ranks.run(_with_other_units) == [said] * 4
 
 
 def _carriers() -> list[str]:

@@ -13,27 +13,38 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 import bagua_client
+from bagua_client.integrations.replacement import follow_fully_shard
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of, train
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
+SIX = Kind(blocks=6)
 MOST_STEPS = 6000
 STEPS_AFTER = 20
 
 
-def _train(micro_batches: int) -> tuple[str, bool, list[str], dict[str, Any]]:
+def _train(
+    micro_batches: int, kind: Kind = SIX, is_launched: bool = False
+) -> tuple[str, bool, list[str], dict[str, Any]]:
     """How the tuning ended; whether the weights are those of an untouched model, bit for bit; which
-    configurations were in force, and which is kept."""
-    kind = Kind(blocks=6)
-    untouched, ours = sharded(kind), bagua_client.tune(sharded(kind))
+    configurations were in force, and which is kept.
+
+    Args:
+        is_launched: whether the model is tuned as by the launcher.
+    """
+    untouched = sharded(kind)
+    if is_launched:
+        follow_fully_shard()
+    ours: Any = sharded(kind) if is_launched else bagua_client.tune(sharded(kind))
     models: list[Any] = [untouched, ours]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
     left, in_force = STEPS_AFTER, []
     for step in range(MOST_STEPS):
         for model, optimizer in zip(models, optimizers, strict=True):
-            torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
+            batch = dist.get_rank() // kind.tensor_ranks
+            torch.manual_seed(step * dist.get_world_size() + batch)
             for _ in range(micro_batches):
                 model(torch.randn(4, WIDTH)).square().mean().backward()
             optimizer.step()
@@ -74,6 +85,19 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     assert sorted(gather["tensor"] for gather in gathers) == expected
     assert len(service.profiles()[0]["buckets"]) == 7 * micro_batches
     assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)
+
+
+def test_a_job_with_tensor_parallelism_is_one_job(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    kind = Kind(blocks=6, tensor_ranks=2)
+    found = tuned_ranks(service.url, (4,)).run(_train, 1, kind, True, timeout_seconds=280)
+    assert [each[:2] for each in found] == [("finished", True)] * 4
+    assert found == [found[0]] * 4
+    job = service.job()
+    assert job["state"] == "finished"
+    assert job["result"]["configuration"].items() <= found[0][3].items()
 
 
 def _train_and_tell() -> str:
