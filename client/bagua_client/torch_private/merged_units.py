@@ -128,6 +128,7 @@ def _settings_of(unit: Unit) -> tuple[Any, ...]:
     return (
         # Each call without a mesh makes one of its own, of the same ranks and groups.
         *(unit.dtypes, unit.is_trained, unit.device, unit.ranks, id(unit.own_group)),
+        unit.ranks_of_copies,
         *(frozenset(map(_precision, group.fsdp_params)), unit.state._mp_policy),
         *(group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
