@@ -27,9 +27,10 @@ UNITS: Any = [
     SimpleNamespace(
         elements=GIB // 2,
         dtypes=(torch.bfloat16, torch.float32),
-        given=SimpleNamespace(mesh_kept=object()),
+        given=SimpleNamespace(copies=object()),
+        is_gathered_twice=True,
         is_trained=True,
-        ranks=((0, 1),),
+        ranks=(0, 1),
     )
     for _ in range(4)
 ]
