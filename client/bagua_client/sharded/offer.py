@@ -21,6 +21,7 @@ PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""
 NOT_SEEN = "the order in which the model uses them is known after some steps"
 """Why units cannot be merged yet."""
+NONE_ALIKE = "no two of them are neighbours in a container and spread alike"
 MOST_CHANNELS = 8
 """A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
 NOT_REPLACEABLE = "torch before 2.9 does not let others communicate for fully_shard"
@@ -95,9 +96,12 @@ class ShardedOffer(Offer):
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
         low = high = self.default.bucket_bytes
-        if not self.unmergeable:
+        are_alike = len({spec.group for spec in self.tensors}) < len(self.tensors)
+        if not self.unmergeable and are_alike:
             high = max(low, sum(spec.bytes for spec in self.tensors))
         unmerged = "" if self.unmergeable == NOT_SEEN else self.unmergeable
+        if not (unmerged or are_alike) and len({unit.ranks for unit in units}) > 1:
+            unmerged = NONE_ALIKE
 
         undeferred = self.micro_batches.undeferrable
         deferred = ("off", "copies", "on") if has_copies else ("off", "on")

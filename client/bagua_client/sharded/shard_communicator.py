@@ -39,6 +39,9 @@ def group_of(units: Sequence[Unit]) -> dist.ProcessGroup | None:
     for unit in units:
         if everyone == {*unit.ranks}:
             return unit.own_group
+        if everyone == {*unit.ranks_of_copies} and unit.sums_by_itself:
+            copies: dist.ProcessGroup = unit.given.copies
+            return copies
     if len(everyone) == dist.get_world_size():
         return dist.group.WORLD
     is_alike = len({unit.ranks for unit in units}) == 1

@@ -100,7 +100,6 @@ logger = logging.getLogger(__name__)
 
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
-NONE_ALIKE = "no two of them are neighbours in a container and spread alike"
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
@@ -158,8 +157,7 @@ class TunableUnits(ChangedTogether):
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
-        are_alike = len({spec.group for spec in self.tensors}) < len(units)
-        self._unmergeable = why_not(units) or (NOT_SEEN if are_alike else NONE_ALIKE)
+        self._unmergeable = why_not(units) or NOT_SEEN
         traffic = Traffic(
             units,
             communicator,

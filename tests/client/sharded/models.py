@@ -182,7 +182,7 @@ def sharded(kind: Kind) -> nn.Module:
         if experts is not None and kind.experts_share:
             kept["shard_placement_fn"] = partial(_placed, FSDPMeshInfo(experts["parts"], 0))
         elif experts is not None:
-            for inner in [*block.children()][2:]:
+            for inner in cast(Any, block)[2:]:  # Also of what recomputes it.
                 fully_shard(inner, **{**options, "mesh": experts["parts"]})
         fully_shard(block, **options, **kept)
     if kind.ignores:
