@@ -428,13 +428,20 @@ class Unit:
         type(group).post_backward(group)
         group._training_state = type(group._training_state).IDLE
         group.finalize_backward()
-        # Since torch 2.15 it is not the group that waits for what was reduced.
-        reduced = getattr(group.comm_ctx, "_last_post_reduce_events", {}).values()
-        scattered = [state.event for state in group.comm_ctx.reduce_scatter_states]
-        for event in (*reduced, *scattered):
+        # Older releases know of one unit on its way; since torch 2.15 it is not the group that
+        # waits for the sums.
+        context = group.comm_ctx
+        states = getattr(context, "reduce_scatter_states", None)
+        scattered = [context.reduce_scatter_state] if states is None else states
+        events = [*getattr(context, "_last_post_reduce_events", {}).values()]
+        events += [state.event for state in scattered if state is not None]
+        for event in events:
             if event is not None:
                 group.device_handle.current_stream().wait_event(event)
-        group.comm_ctx.reduce_scatter_states.clear()
+        if states is None:
+            context.reduce_scatter_state = None
+        else:
+            states.clear()
 
     def _show_own(self) -> None:
         """Let its modules have the parameters that the optimizer has, although it is gathered."""

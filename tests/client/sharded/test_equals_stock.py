@@ -20,7 +20,7 @@ import bagua_client
 from bagua_client.communication.link import Link
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings as bagua_settings
-from tests.client.sharded.models import WIDTH, Kind, differs, sharded, state_of, train
+from tests.client.sharded.models import WIDTH, Kind, _possible, differs, sharded, state_of, train
 from tests.ranks import RankPool
 
 CHANGES = st.fixed_dictionaries(
@@ -467,7 +467,8 @@ def _switched_amid() -> float:
             if step == 1:
                 tunable_of(models[1])  # It looks at the steps from here on.
             if step >= 4 and part == 1:
-                found = replace(tunable_of(models[1]).default, **ways[step - 4])
+                tunable = tunable_of(models[1])
+                found = replace(tunable.default, **_possible(ways[step - 4], tunable))
                 assert models[1].reconfigure(found)
         for one, other in zip(*(model.parameters() for model in models), strict=True):
             expected = one.grad.to_local()
