@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _composable as composable
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel, tune
@@ -294,6 +294,8 @@ def _all_fail(
 def test_a_look_that_fails_is_one_line_and_changes_no_bit(
     two_ranks: RankPool, tmp_path: Path, kind: str, is_on_all: bool
 ) -> None:
+    if kind == "sharded" and not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("torch before 2.13 merges no units, as the trial asks for")
     given = {"configuration": Configuration(1000).to_json()}
     (tmp_path / "given.json").write_text(json.dumps(given))
     with ScriptedService([[TRIAL]], steps=3) as service:
