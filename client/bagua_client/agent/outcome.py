@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -40,7 +41,8 @@ def awaited(
         reductions: how many backward passes have ended in which gradients were synchronised.
         must_wait: whether another model of this job goes first; None: this rank does not know.
     """
-    is_left = tunable.is_left  # Then there is no model to ask.
+    # Then there is no model to ask, or it cannot answer.
+    is_left = tunable.is_left or not (tunable.communicator.group is None or dist.is_initialized())
     if not is_left and (refusal := tunable.refusal):
         return f"the end of what prevents it: {refusal}"
     if not is_left and tunable.stands_back:

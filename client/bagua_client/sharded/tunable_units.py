@@ -38,6 +38,7 @@ from bagua_client.sharded.settings import UnitSettings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import why_not
+from bagua_client.torch_private.optimizer import step_is_compiled
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import called_untraced, untraced
@@ -101,6 +102,9 @@ logger = logging.getLogger(__name__)
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
+COMPILED_STEP = (
+    "the optimizer's step is compiled, and would be anew for each size, as gradients lie elsewhere"
+)
 
 
 @dataclass(eq=False)
@@ -157,7 +161,7 @@ class TunableUnits(ChangedTogether):
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
-        self._unmergeable = why_not(units) or NOT_SEEN
+        self._unmergeable, self._has_compiled_step = why_not(units) or NOT_SEEN, False
         traffic = Traffic(
             units,
             communicator,
@@ -356,6 +360,7 @@ class TunableUnits(ChangedTogether):
         """It has stepped."""
         was_known = self.is_left or self.micro_batches.is_known
         if self._let_go(optimizer):
+            self._has_compiled_step |= step_is_compiled(optimizer)
             self.micro_batches.step_ends()
         elif is_in_backward() and not was_known and self._is_own(optimizer):
             self.micro_batches.rule_out(STEPS_IN_BACKWARD)
@@ -395,9 +400,10 @@ class TunableUnits(ChangedTogether):
         """What is used twice in a pass, or in another order, cannot communicate as one."""
         inner = [place for place, unit in enumerate(self.units) if unit.name and unit.travels]
         in_order = [p for p in self._held.traffic.gathered if p in {*inner}] == inner
-        self._unmergeable = "" if in_order else OUT_OF_ORDER
-        if not in_order and self._is_attached and self.communicator.rank == 0:
-            logger.info("autotune merges no units: %s", OUT_OF_ORDER)
+        compiled = COMPILED_STEP if self._has_compiled_step else ""
+        self._unmergeable = compiled if in_order else OUT_OF_ORDER
+        if self._unmergeable and self._is_attached and self.communicator.rank == 0:
+            logger.info("autotune merges no units: %s", self._unmergeable)
 
     @untraced
     def _unit_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:

@@ -18,6 +18,11 @@ def unhooked_step(optimizer: type[Optimizer]) -> Callable[..., Any]:
     return plain
 
 
+def step_is_compiled(optimizer: Optimizer) -> bool:
+    """Whether the training has put what ``torch.compile`` made in the place of its step."""
+    return hasattr(vars(optimizer).get("step"), "_torchdynamo_orig_callable")
+
+
 def clear_step_hooks(optimizer: Optimizer) -> None:
     """Give a copied optimizer empty dictionaries of hooks, not those of the original. Torch has no
     list of hooks to remove them by.

@@ -374,6 +374,13 @@ def _waits(url: str) -> tuple[list[str], list[str]]:
     return reasons, [line for line in lines if "tuned" in line]
 
 
+def test_when_the_process_group_is_gone_no_model_is_asked_what_it_waited_for() -> None:
+    tunable = mock.Mock(is_left=False, refusal="an error in looking at the model")
+    with mock.patch.object(dist, "is_initialized", return_value=False):
+        found = outcome.awaited(tunable, 3, True, Environment.read())
+    assert found == "another model of this job, which is tuned first"
+
+
 def test_what_a_model_waits_for_is_its_reason_and_is_said(two_ranks: RankPool) -> None:
     # Nobody listens there.
     (reasons, said), (others, silent) = two_ranks.run(_waits, "http://127.0.0.1:9")

@@ -156,6 +156,25 @@ def test_a_forward_pass_that_broke_says_nothing_of_the_order(
     assert two_ranks.run(_merged_after, breaks) == [2, 2]
 
 
+def _with_a_compiled_step() -> tuple[bool, bool]:
+    """Whether units can be kept, and merged, where the training compiles its optimizer's step."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+    train(model, Kind(), {}, 1, optimizer)
+    default = tunable_of(model).default
+    train(model, Kind(), {}, 3, optimizer)
+    kept = model.reconfigure(replace(default, kept_units=4))
+    return kept, model.reconfigure(replace(default, bucket_bytes=5000))
+
+
+@MERGES
+def test_nothing_is_merged_where_that_compiles_the_optimizers_step_anew(
+    two_ranks: RankPool,
+) -> None:
+    assert two_ranks.run(_with_a_compiled_step) == [(True, False)] * 2
+
+
 def _set_apart() -> tuple[int, int]:
     """How many units communicate after a change, before and after one differs from the others."""
     model: Any = bagua_client.tune(sharded(Kind()))
