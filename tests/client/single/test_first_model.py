@@ -27,6 +27,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     found: list[nn.Module] = []
     monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
     monkeypatch.setattr(single_model, "_begin", lambda model, *_: found.append(model))
+    monkeypatch.setattr(atexit, "register", lambda _: None)
     follow_first_model()
     yield found
     HOOKS.clear()
@@ -99,6 +100,7 @@ def _with_a_group(wraps: bool) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BAGUA_AUTOTUNE", "1")
         patch.setattr(single_model, "_begin", lambda model, *_: found.append(type(model).__name__))
+        patch.setattr(atexit, "register", lambda _: None)
         follow_first_model()
         model: Any = Model()
         called = nn.parallel.DistributedDataParallel(model) if wraps else model
