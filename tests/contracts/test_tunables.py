@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
 from bagua_client.communication import communicator, link
+from bagua_client.sharded.offer import WHOLE
 from bagua_client.sharded.settings import UnitSettings
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.testing.tunables import Lost, TunableContract
@@ -350,6 +351,38 @@ class TestSplit(TestSharded):
 class TestExperts(TestSplit):
     training = Experts
     refused = (({"kept_units": 7}, "7 units cannot be kept, as only 6 are gathered twice"),)
+
+
+class Copied(Sharded):
+    """By ``replicate`` on the code of ``fully_shard``."""
+
+    kind = replace(KIND, replicates=True)
+
+
+@SLOW
+class TestCopied(TunableContract):
+    training = Copied
+    refused = (
+        ({"kept_units": 1}, WHOLE),
+        ({"algorithm": "quantized"}, WHOLE),
+        ({"hierarchical": "shards"}, "hierarchical shards is not possible here"),
+    )
+    different = {"channels": 2}, {"channels": 4}
+
+    @pytest.fixture
+    def ranks(self, two_ranks: RankPool) -> RankPool:
+        return two_ranks
+
+    @pytest.fixture(
+        params=[
+            Lost({"channels": 4}, "first group", 0, is_begun=False),
+            Lost({"bucket_bytes": 700}, "while units are merged", earlier={"channels": 2}),
+            Lost({"wire_precision": "bf16", "bucket_bytes": 5000}, "after it is put"),
+        ],
+        ids=str,
+    )
+    def lost(self, request: pytest.FixtureRequest) -> Lost:
+        return request.param
 
 
 class Zero:

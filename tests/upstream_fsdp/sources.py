@@ -7,6 +7,7 @@ package where this is a Debian, else from PyTorch's own repository.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -17,7 +18,11 @@ RELEASE = "2.6.0"
 """The newest whose sources a registry of packages keeps for good (Debian 13)."""
 VARIABLE = "UPSTREAM_FSDP_SOURCES"
 """Names the folder to ranks; set by hand, it is the checkout of another release."""
-_FOLDERS = ("test/distributed/_composable/fsdp", "test/distributed/checkpoint/fsdp")
+_COMPOSABLE = "test/distributed/_composable"
+_FOLDERS = (
+    *(f"{_COMPOSABLE}/fsdp", "test/distributed/checkpoint/fsdp"),
+    f"{_COMPOSABLE}/test_composability",
+)
 _CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"pytorch-{RELEASE}"
 _PACKAGE, _SUITE = f"pytorch={RELEASE}+dfsg-7", "trixie"
 _REPOSITORY = "https://github.com/pytorch/pytorch"
@@ -35,7 +40,7 @@ def find() -> Path:
         NoSources: they cannot be brought.
     """
     folder = Path(os.environ.get(VARIABLE) or _CACHE)
-    if folder == _CACHE and not folder.exists():
+    if folder == _CACHE and not all((folder / each).is_dir() for each in _FOLDERS):
         _bring()
     if not files_in(folder):
         raise NoSources(f"{folder} has no tests in {_FOLDERS[0]}")
@@ -56,6 +61,7 @@ def _bring() -> None:
         with tempfile.TemporaryDirectory(dir=_CACHE.parent) as made:
             try:
                 way(Path(made))
+                shutil.rmtree(_CACHE, ignore_errors=True)  # It had fewer folders.
                 (Path(made) / "sources").rename(_CACHE)
             except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
                 said = getattr(error, "stderr", None) or str(error)

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.testing._internal import common_cuda, common_distributed, common_fsdp
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
 
 from tests.upstream_fsdp import sources
 from tests.upstream_fsdp.exceptions import FILES_LEFT_OUT
@@ -93,7 +94,9 @@ def _cases(path: Path) -> Iterator[tuple[str, type[unittest.TestCase]]]:
     module = _module(path)
     for name, value in vars(module).items():
         is_own = inspect.isclass(value) and value.__module__ == module.__name__
-        if is_own and issubclass(value, unittest.TestCase):
+        # Some make process groups of their own, and are of what others do than fully_shard.
+        is_for_us = is_own and not issubclass(value, DTensorTestBase)
+        if is_for_us and issubclass(value, unittest.TestCase):
             yield name, value
 
 

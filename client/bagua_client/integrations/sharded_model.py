@@ -205,8 +205,9 @@ def _units_of(model: object) -> tuple[list[Unit], str]:
 
 
 def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
-    """The ranks that train the model; all of the job's, where that is not known."""
-    found = seen(lambda: group_of(units), None) or dist.group.WORLD
+    """The ranks that train the model; all of the job's, where that is not known. Those of a unit
+    where there is no group of them, which is refused: other stages of a pipeline would not come."""
+    found = seen(lambda: group_of(units) or units[0].own_group, None) or dist.group.WORLD
     assert found is not None
     return found
 

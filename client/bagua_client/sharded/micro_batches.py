@@ -25,6 +25,7 @@ NOT_TOLD = (
     "the training does not tell which micro-batch is the last (model.report_last_micro_batch, or "
     "torch's set_is_last_backward)"
 )
+REDUCED_ONCE = "the training itself reduces them in one micro-batch of each step"
 GRADIENTS_USED = "the training writes to gradients between two micro-batches"
 WRITTEN_UNSEEN = "the training writes to weights' data between two micro-batches, which nobody sees"
 """Why nothing may be kept over micro-batches, or left to the last."""
@@ -116,7 +117,8 @@ class MicroBatches:
             self._looked_at += 1
             is_told = len(told) > 1 and told == [False] * (len(told) - 1) + [True]
             if count > 1 and not (is_told or self.is_deferring):
-                self.undeferrable = self.undeferrable or NOT_TOLD
+                reason = REDUCED_ONCE if len(told) == 1 else NOT_TOLD
+                self.undeferrable = self.undeferrable or reason
         if self.usual == 1 or self._looked_at >= STEPS_LOOKED_AT:
             self.is_known = True
             self.obstacle = WRITTEN_UNSEEN if any(map(bool, self._unseen)) else ""

@@ -25,9 +25,16 @@ NONE_ALIKE = "no two of them are neighbours in a container and spread alike"
 MOST_CHANNELS = 8
 """A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
 NOT_REPLACEABLE = "torch before 2.9 does not let others communicate for fully_shard"
+SYMMETRIC = "the units communicate from symmetric memory (set_symm_mem_for_comm)"
 OWN_OBJECTS = "the training's own objects communicate the units"
 AHEAD_ALREADY = "the training itself says what is gathered ahead"
 NO_COPIES = "there is one copy of the model, and nothing to sum up over copies"
+WHOLE = "each rank holds the whole model, so nothing is gathered"
+OF_GATHERS = (
+    *("kept_units", "kept_over_micro_batches", "prefetch", "scatter_group", "node_copy"),
+    "algorithm",
+)
+"""Knobs of what is gathered, or of parts."""
 NARROW_SUMS = "gradients of several micro-batches are then added in 16 bits"
 NODES_NEEDED = (
     "the parts of a sharded model travel by node (shards) where one copy of it is spread over "
@@ -67,10 +74,11 @@ class ShardedOffer(Offer):
     @property
     def carried_by(self) -> Mapping[str, str]:
         ranks, units = self.communicator.world_size, self.units
+        kind = "replicate" if units[0].is_whole else "fully_shard"
         if all(len(each.ranks) * len(each.ranks_of_copies) == ranks for each in units):
-            return {"sharding": "fully_shard"}
+            return {"sharding": kind}
         sizes = " and ".join(map(str, sorted({len(each.ranks) for each in units})))
-        return {"sharding": f"fully_shard over {sizes} of {ranks} ranks"}
+        return {"sharding": f"{kind} over {sizes} of {ranks} ranks"}
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """Units are merged once it is known in which order the model uses them."""
@@ -79,11 +87,12 @@ class ShardedOffer(Offer):
 
     def limits(self) -> dict[str, Limit]:
         units, communicator, first = self.units, self.communicator, self.first
-        no_numbers = "" if all(unit.is_replaceable for unit in units) else NOT_REPLACEABLE
+        symmetric = SYMMETRIC if any(unit.is_symmetric for unit in units) else ""
+        is_replaceable = all(unit.is_replaceable for unit in units)
+        no_numbers = symmetric if is_replaceable else NOT_REPLACEABLE
         carried = no_numbers or ("" if all(unit.carries_itself for unit in units) else OWN_OBJECTS)
         alone = carried or communicator.obstacle
         is_ahead = any(unit.given.forward or unit.given.backward for unit in units)
-        has_buffers, on_gpu = units[0].has_scatter_buffers, communicator.device.type == "cuda"
         most_kept = sum(unit.is_gathered_twice for unit in units)
         may_be_spread = communicator.has_nodes and any(
             unit.may_be_spread and communicator.is_everywhere(place)
@@ -92,6 +101,8 @@ class ShardedOffer(Offer):
         has_copies = communicator.has_copies
         is_everywhere = any(map(communicator.is_everywhere, range(len(units))))
         is_apart = communicator.topology.is_hierarchical and not (is_everywhere or has_copies)
+        on_gpu = communicator.device.type == "cuda"
+        one_buffer = symmetric if units[0].has_scatter_buffers else "torch before 2.13 has one"
         is_narrow = any(unit.dtypes[1].itemsize <= BYTES_OF_16_BITS for unit in units)
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
@@ -104,8 +115,10 @@ class ShardedOffer(Offer):
             unmerged = NONE_ALIKE
 
         undeferred = self.micro_batches.undeferrable
-        deferred = ("off", "copies", "on") if has_copies else ("off", "on")
-        is_whole, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
+        deferred = (
+            ("off", "copies", "on") if has_copies and not units[0].is_whole else ("off", "on")
+        )
+        is_one, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
 
         def deferrable(way: str) -> str:
             if way == "off":
@@ -122,7 +135,7 @@ class ShardedOffer(Offer):
                 return f"hierarchical {way} is not possible here: {NODES_NEEDED}"
             return only("off", carried)(way)
 
-        return {
+        rows = {
             "channels": Limit(
                 first("channels", [] if alone else [n for n in CHANNELS_VALUES if n <= most]),
                 alone and f"one channel: {alone}",
@@ -140,8 +153,8 @@ class ShardedOffer(Offer):
             ),
             "scatter_buffers": Limit(
                 first("scatter_buffers", BUFFERS if on_gpu else ()),
-                "" if has_buffers else "scatter buffers: torch before 2.13 has one",
-                only(1, "" if has_buffers else "torch before 2.13 has one scatter buffer"),
+                one_buffer and f"scatter buffers: {one_buffer}",
+                only(1, one_buffer and f"one scatter buffer: {one_buffer}"),
             ),
             "bucket_bytes": Limit(
                 (low, high),
@@ -154,13 +167,13 @@ class ShardedOffer(Offer):
                 kept,
             ),
             "kept_over_micro_batches": Limit(
-                first("kept_over_micro_batches", () if is_whole or unkept else ("off", "on")),
+                first("kept_over_micro_batches", () if is_one or unkept else ("off", "on")),
                 unkept and f"nothing is kept over micro-batches: {unkept}",
                 only("off", unkept),
             ),
             "deferred_reduction": Limit(
-                first("deferred_reduction", () if is_whole or undeferred else deferred),
-                "" if is_whole else undeferred and f"gradients are reduced each time: {undeferred}",
+                first("deferred_reduction", () if is_one or undeferred else deferred),
+                "" if is_one else undeferred and f"gradients are reduced as ever: {undeferred}",
                 deferrable,
                 changes=NARROW_SUMS if is_narrow else "",
             ),
@@ -182,6 +195,11 @@ class ShardedOffer(Offer):
             ),
             "algorithm": Limit(cannot=only("", no_numbers)),
         }
+        if units[0].is_whole:
+            for knob in OF_GATHERS:
+                rows[knob] = Limit(cannot=only(getattr(self.default, knob), WHOLE))
+            rows["kept_units"] = rows["kept_units"]._replace(left_alone=f"kept units: {WHOLE}")
+        return rows
 
 
 def default_of(units: Sequence[Unit]) -> Configuration:
@@ -222,7 +240,7 @@ def refusal_of(units: Sequence[Unit]) -> str:
     if not torchs.can_be_set():
         return "torch before 2.8 does not let the units of a live model be kept gathered"
     if not any(unit.travels for unit in units):
-        return "each rank holds the whole model, so nothing is gathered"
+        return WHOLE
     if units[0].is_ended_by_hand:
         return "the training itself ends each backward pass (set_manual_backward_finalization)"
     if group_of(units) is None:

@@ -140,9 +140,9 @@ class UnitSettings:
     def _left_to_the_last(self) -> str:
         return "" if self.micro_batches.is_last(self._units) else self._deferred
 
-    def reduce_late(self) -> None:
+    def reduce_late(self) -> bool:
         """An optimizer steps: reduce the gradients that wait for a micro-batch of which the
-        training said that it would come. All ranks call this together."""
+        training said that it would come; whether there were some. All ranks call this together."""
         for unit in self._units:
             unit.drop_what_was_thrown_away()
         waiting = [unit for unit in reversed(self._units) if unit.has_unreduced]
@@ -155,6 +155,7 @@ class UnitSettings:
                 "told (model.report_last_micro_batch): gradients are reduced now, and were not "
                 "when the training clipped them"
             )
+        return bool(waiting)
 
     def reshard(self) -> None:
         """Let go of what is gathered only because of the settings: its weights may change now.

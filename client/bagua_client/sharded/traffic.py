@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.communication.link import Link
 from bagua_client.configuration import Configuration
 from bagua_client.sharded.offer import uses_ours
 from bagua_client.sharded.shard_communicator import Route, ShardCommunicator
@@ -43,7 +44,6 @@ class Traffic:
 
     Attributes:
         algorithm, configuration: how it travels.
-        gathered: the units that were gathered since somebody emptied it, in that order.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Traffic:
         self._communicator = communicator
         self._gather_begins, self._scatter_begins = gather_begins, scatter_begins
         self._waiting = waiting
-        self.gathered: list[int] = []
 
     def install(self) -> None:
         """Have all that is communicated go through here; where torch lets no other object
@@ -96,7 +95,6 @@ class Traffic:
         async_op: bool,
     ) -> Any:
         """Gather the ranks' parts, one after the other, into ``output``."""
-        self.gathered.append(unit)
         on_end = self._gather_begins(unit, output.nbytes)
         with self._waiting():
             route = self._route(unit, group, scatters=False)
@@ -165,12 +163,24 @@ class Traffic:
         self.algorithm.reduce(across, own.view(across.ranks, -1), part, again, unit)
 
     def sum_copies(self, unit: int, group: Any, tensors: list[torch.Tensor], options: Any) -> Any:
-        """Sum up what each copy of the model has of a unit's gradients, as ``group`` would."""
+        """Sum up what each copy of the model has of the gradients, as ``group`` would. Where each
+        rank has a copy of its own, that is all that is reduced."""
         link = self._communicator.between_copies(unit, self.configuration, group)
-        if link is None:
-            return group.allreduce(tensors, options)
         (tensor,) = tensors
-        link.all_reduce(tensor.view(-1), options.reduceOp)
+        if not self._units[unit].is_whole:
+            if link is None:
+                return group.allreduce(tensors, options)
+            link.all_reduce(tensor.view(-1), options.reduceOp)
+            return None
+        on_end = self._scatter_begins(unit, tensor.nbytes)
+        precision = PRECISIONS.get(self.configuration.wire_precision, tensor.dtype)
+        sent = tensor.to(precision) if precision.itemsize < tensor.element_size() else tensor
+        with self._waiting():
+            (link or Link([group])).all_reduce(sent.view(-1), options.reduceOp)
+        if sent is not tensor:
+            tensor.copy_(sent)
+        if on_end is not None:
+            on_end()
         return None
 
     def _route(self, unit: int, group: Any, scatters: bool) -> Route | None:
@@ -193,6 +203,12 @@ class _Carrier:
         self._traffic = traffic
         self._unit = unit
         self._base = base
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """What a training sets later (``set_allocate_memory_from_process_group_for_comm``) torch
+        sets in the place of its own objects only."""
+        return type(self._base)
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> torch.Tensor:
         found: torch.Tensor = self._base.allocate(size, dtype=dtype, device=device)

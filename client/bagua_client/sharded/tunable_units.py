@@ -28,6 +28,7 @@ from bagua_client.sharded.memory import UnitsMemory
 from bagua_client.sharded.micro_batches import STEPS_IN_BACKWARD, MicroBatches
 from bagua_client.sharded.offer import (
     NOT_SEEN,
+    WHOLE,
     ShardedOffer,
     default_of,
     refusal_of,
@@ -39,8 +40,8 @@ from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.optimizer import step_is_compiled
-from bagua_client.torch_private.reducer import after_backward, is_in_backward
-from bagua_client.torch_private.sharded import Unit
+from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.sharded import Unit, after_reductions
 from bagua_client.torch_private.wrapper import called_untraced, untraced
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.passes import Passes
@@ -142,6 +143,8 @@ class TunableUnits(ChangedTogether):
         algorithm: Algorithm,
         communicator: ShardCommunicator,
     ) -> None:
+        if units[0].is_whole and not algorithm.is_torchs:
+            raise ValueError(f"{algorithm.name} is for parts of a model, and {WHOLE}")
         super().__init__(communicator, model, units[0].device)
         self._model = weakref.ref(model)
         self.observation = UnitObservation(self.observers)
@@ -162,6 +165,9 @@ class TunableUnits(ChangedTogether):
         self.layout = plan(self.tensors, self.order, self.default)
         self._is_open = self._is_attached = self._is_in_forward = False
         self._unmergeable, self._has_compiled_step = why_not(units) or NOT_SEEN, False
+        self._used: list[int] = []
+        for place, unit in enumerate(units if self._unmergeable == NOT_SEEN else ()):
+            unit.when_used(partial(self._used.append, place))
         traffic = Traffic(
             units,
             communicator,
@@ -219,6 +225,8 @@ class TunableUnits(ChangedTogether):
             handle.remove()
         if (held := self._held_by_model()) is not None:
             held.traffic.remove()
+            for unit in held.units:
+                unit.when_used(None)
         self.parameters = self.declared.parameters = ()
         self.algorithm = find(DEFAULT_ALGORITHM)
 
@@ -318,7 +326,8 @@ class TunableUnits(ChangedTogether):
         """Called in the backward pass, for each unit in the same order on all ranks."""
         if not self._is_open and self.units[unit].sums_wholly:
             self._is_open = True
-            after_backward(self._reduced)
+            if (model := self._model()) is not None:
+                after_reductions(model, self._reduced)
         self._look_at_memory(unit, is_gathered=False)
         on_end = self.observers.call(self.observation.scatter_begins, unit, size_bytes)
         # On a GPU nothing tells how long it waits for what is gathered beside its computing.
@@ -333,6 +342,8 @@ class TunableUnits(ChangedTogether):
 
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all that was reduced."""
+        if not self._is_open:  # It was told so twice, after an error in a backward pass.
+            return
         self._is_open = False
         self.observers.call(self.micro_batches.reduced, self.units)
         self.observers.call(self.observation.backward_ends)
@@ -343,8 +354,8 @@ class TunableUnits(ChangedTogether):
 
     def weights_will_change(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps, which needs gradients and memory."""
-        if self._let_go(optimizer):
-            self._held.settings.reduce_late()
+        if self._let_go(optimizer) and self._held.settings.reduce_late():
+            self._reduced()
 
     def _let_go(self, optimizer: torch.optim.Optimizer) -> bool:
         """Let go of what is gathered if an optimizer of this model's steps; whether it is one.
@@ -378,7 +389,7 @@ class TunableUnits(ChangedTogether):
     @untraced
     def _forward_begins(self, *_: Any) -> None:
         settings, is_training = self._held.settings, torch.is_grad_enabled()
-        self._held.traffic.gathered.clear()
+        self._used.clear()
         if not is_in_backward():  # The last backward pass may have ended with an error.
             self._is_open = False
         if self._next is not None and is_training:
@@ -398,8 +409,11 @@ class TunableUnits(ChangedTogether):
 
     def _see_order(self) -> None:
         """What is used twice in a pass, or in another order, cannot communicate as one."""
-        inner = [place for place, unit in enumerate(self.units) if unit.name and unit.travels]
-        in_order = [p for p in self._held.traffic.gathered if p in {*inner}] == inner
+        named = [(place, unit) for place, unit in enumerate(self.units) if unit.name]
+        inner = [place for place, unit in named if unit.travels]
+        in_order = [place for place in self._used if place in {*inner}] == inner
+        for unit in self.units:
+            unit.when_used(None)
         compiled = COMPILED_STEP if self._has_compiled_step else ""
         self._unmergeable = compiled if in_order else OUT_OF_ORDER
         if self._unmergeable and self._is_attached and self.communicator.rank == 0:

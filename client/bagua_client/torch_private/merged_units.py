@@ -48,6 +48,7 @@ NEEDED = (
     "group.comm_ctx.post_forward_order",
     "group._post_forward_indices",
     "group._partial_reduce_output",
+    "group._sharded_state",
     "group._module_to_pre_save_state_dict_hook_handle",
     "group._module_to_pre_load_state_dict_hook_handle",
     "group._training_state.IDLE",
@@ -198,9 +199,12 @@ class MergedUnits:
         for unit in self._units:
             if unit.group._partial_reduce_output is not None:
                 raise RuntimeError("gradients wait to be summed up over the copies of the model")
-        for place in changed:
-            if self._units[place].is_gathered:  # As after a call of its ``unshard``.
-                self._units[place].reshard()
+        before = [unit for unit, part in self.leading if not changed.isdisjoint(part)]
+        if not all(unit.is_gathered for unit in before):
+            for unit in before:
+                if unit.is_gathered:  # As after a call of its ``unshard``.
+                    unit.reshard()
+        kept_as = before[0].group._sharded_state
         self._give_back_settings()
         for part in parts:
             first, *others = (_own_settings(self._units[place]) for place in part)
@@ -220,6 +224,7 @@ class MergedUnits:
         for part in parts:
             if part[0] in changed:
                 self._join(part)
+                self._units[part[0]].group._sharded_state = kept_as
         for each in hooks:
             each.put_back()
         absorbed = {id(self._units[place].state) for part in parts for place in part[1:]}

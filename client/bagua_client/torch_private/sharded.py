@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.reducer import after_backward, is_in_backward
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule as FSDPModule
@@ -145,8 +145,9 @@ class Unit:
 
     @property
     def travels(self) -> bool:
-        """Whether it is gathered at all: what a single rank has as a whole is not."""
-        return len(self.ranks) > 1
+        """Whether it is gathered at all, which what a single rank has as a whole is not; or reduced
+        over the copies of a model of which each rank holds all."""
+        return len(self.ranks) > 1 or (self.is_whole and len(self.ranks_of_copies) > 1)
 
     @property
     def is_gathered_twice(self) -> bool:
@@ -167,9 +168,17 @@ class Unit:
     @property
     def own_group(self) -> dist.ProcessGroup:
         """Torch's group of the ranks that its parts are spread over, whether or not they are spread
-        over fewer now."""
-        group: dist.ProcessGroup = self.group.mesh_info.shard_process_group
+        over fewer now; of those that hold it where each has all of it."""
+        info = self.group.mesh_info
+        group: dist.ProcessGroup
+        group = self.given.copies if self.is_whole else info.shard_process_group
         return group
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank holds all of it (``replicate``): nothing is gathered, and gradients are
+        summed over the copies alone."""
+        return not hasattr(self.group.mesh_info, "shard_process_group")
 
     @property
     def is_idle(self) -> bool:
@@ -220,9 +229,16 @@ class Unit:
 
     @property
     def carries_itself(self) -> bool:
-        """Whether torch's own objects communicate it."""
+        """Whether torch's own objects communicate it, as any others may."""
         kinds = type(self.given.gather), type(self.given.scatter)
-        return all(kind.__module__.startswith(FOLDER) for kind in kinds)
+        return not self.is_symmetric and all(kind.__module__.startswith(FOLDER) for kind in kinds)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the training has it communicate from symmetric memory
+        (``set_symm_mem_for_comm``), of which only torch's own objects know."""
+        kinds = type(self.given.gather), type(self.given.scatter)
+        return any(kind.__name__.startswith("SymmMem") for kind in kinds)
 
     @property
     def may_be_spread(self) -> bool:
@@ -344,6 +360,22 @@ class Unit:
     def sums_by_itself(self) -> bool:
         """Whether a process group of torch's sums over the copies of the model."""
         return type(self.given.copies) is dist.ProcessGroup
+
+    def when_used(self, used: Callable[[], object] | None) -> None:
+        """Call this where a forward pass begins to use it."""
+        group = self.group
+        group.__dict__.pop("pre_forward", None)
+        if used is None:
+            return
+        torchs = group.pre_forward
+
+        def pre_forward(*arguments: Any) -> Any:
+            # Of several modules that make one unit the first alone begins.
+            if group._training_state.name != "FORWARD" and not is_in_backward():
+                used()
+            return torchs(*arguments)
+
+        group.pre_forward = pre_forward
 
     def tell(self, reduces: Callable[[], object] | None) -> None:
         """Call this before its gradients are reduced; for where no other object may communicate."""
@@ -524,6 +556,26 @@ def _set(group: Any, values: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         vars(group).update(own)
+
+
+def after_reductions(model: torch.nn.Module, callback: Callable[[], None]) -> None:
+    """Call ``callback`` when all that a backward pass of this model reduces is reduced.
+
+    A pipeline's stage reduces by hand what the backward passes of its micro-batches have left, and
+    then says itself that they are over. Where that never happens, nor does the call.
+    """
+    if is_in_backward():
+        after_backward(callback)
+        return
+    own: Any = model
+    state = own._get_fsdp_state()
+
+    def ended(*arguments: Any) -> None:
+        del state._root_post_backward_final_callback
+        state._root_post_backward_final_callback(*arguments)
+        callback()
+
+    state._root_post_backward_final_callback = ended
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -48,8 +48,6 @@ from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
 from tests.ranks import RankPool
 
-replicate_with_fsdp = pytest.importorskip("torch.distributed._composable.replicate_with_fsdp")
-
 STEPS = 8
 FROM_STEP = 1
 """What fails while the model trains fails from here on."""
@@ -309,17 +307,12 @@ def test_a_look_that_fails_is_one_line_and_changes_no_bit(
 # Kinds of models that are left alone, and constructors that are not torch's
 
 
-def _composed(with_fsdp: bool) -> tuple[bool, list[str]]:
+def _composed() -> tuple[bool, list[str]]:
     """Whether the weights are stock's, and the lines; without a tuning there are none."""
 
     def make(is_ours: bool) -> nn.Module:
         net = _net()
-        if with_fsdp:
-            for block in net:
-                replicate_with_fsdp.replicate(block)
-            replicate_with_fsdp.replicate(net)
-        else:
-            composable.replicate(net)
+        composable.replicate(net)
         return tune(net) if is_ours else net
 
     stock, found = _train(make, False), []
@@ -331,16 +324,15 @@ def _composed(with_fsdp: bool) -> tuple[bool, list[str]]:
     return is_equal, lines
 
 
-@pytest.mark.parametrize("with_fsdp", [True, False])
 def test_a_model_of_torchs_composable_replicate_is_left_alone_with_a_line(
-    two_ranks: RankPool, with_fsdp: bool
+    two_ranks: RankPool,
 ) -> None:
-    results = two_ranks.run(_composed, with_fsdp)
+    """That of DistributedDataParallel's code."""
+    results = two_ranks.run(_composed)
     assert [is_equal for is_equal, _ in results] == [True, True]
     (line,) = [line for _, lines in results for line in lines]
-    reason = "each rank holds the whole model" if with_fsdp else "composable replicate()"
     assert line.startswith("autotune is off: ")
-    assert reason in line
+    assert "composable replicate()" in line
 
 
 def _slices(is_tuned: bool) -> list[type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +58,8 @@ class Kind:
     """Whether their block's call of ``fully_shard`` takes them along, on a mesh of their own."""
     width: int = WIDTH
     """Even: gloo's sums over four ranks are then the same, bit for bit, also in stripes."""
+    replicates: bool = False
+    """By ``replicate`` on the code of ``fully_shard``: each rank holds the whole model."""
     blocks: int = 4
     checkpoints: bool = False
     micro_batches: tuple[int, ...] = (1,)
@@ -78,6 +81,9 @@ class Kind:
     """The step from which the blocks are frozen for two steps; 0: never."""
     divides_from: int = 0
     """The step from which the training divides gradients by 3; 0: never."""
+    calls_from: int = 0
+    """The step from which units ask their process group for memory, and reduce what was not used;
+    0: never."""
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = torch.float32
     clips: bool = False
@@ -169,6 +175,11 @@ def sharded(kind: Kind) -> nn.Module:
             _split(model, mesh["tensors"])
     if experts is not None:
         options["mesh"] = init_device_mesh("cpu", (dist.get_world_size(),))
+    shard: Any = fully_shard
+    if kind.replicates:
+        shard = importlib.import_module(
+            "torch.distributed._composable.replicate_with_fsdp"
+        ).replicate
     if kind.offloads:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     for at, block in enumerate(model.blocks):
@@ -184,10 +195,10 @@ def sharded(kind: Kind) -> nn.Module:
         elif experts is not None:
             for inner in cast(Any, block)[2:]:  # Also of what recomputes it.
                 fully_shard(inner, **{**options, "mesh": experts["parts"]})
-        fully_shard(block, **options, **kept)
+        shard(block, **options, **kept)
     if kind.ignores:
         options["ignored_params"] = {model.gain}
-    fully_shard(model, **options)
+    shard(model, **options)
     _set_newer(model, kind)
     for block in model.blocks if kind.hooks else ():
         block.register_forward_pre_hook(_exact_inputs, prepend=True)
@@ -279,9 +290,11 @@ def train(
             tunable_of(model)  # It looks at the steps from here on.
         if step in changes:
             tunable = tunable_of(model)
-            assert model.reconfigure(replace(tunable.default, **_possible(changes[step], tunable)))
+            assert model.reconfigure(replace(tunable.default, **possible(changes[step], tunable)))
         if kind.divides_from and step == kind.divides_from:
             _divide_by_3(model)
+        if step == kind.calls_from > 0:
+            _call_newer_methods(model)
         if step == kind.reduces_from > 0:
             _reduce_by_hand(model)
         if kind.freezes_from and step in (kind.freezes_from, kind.freezes_from + 2):
@@ -341,7 +354,15 @@ def _divide_by_3(model: nn.Module) -> None:
             module.set_gradient_divide_factor(3.0)
 
 
-def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, Any]:
+def _call_newer_methods(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    if hasattr(model, "set_reduce_scatter_unused_params"):
+        model.set_reduce_scatter_unused_params(True)
+
+
+def possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, Any]:
     """The changes that there are units for, and that this release of torch has names for."""
     found = dict(changes)
     if len({spec.group for spec in tunable.tensors}) == len(tunable.tensors):

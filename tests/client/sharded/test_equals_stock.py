@@ -20,7 +20,7 @@ import bagua_client
 from bagua_client.communication.link import Link
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings as bagua_settings
-from tests.client.sharded.models import WIDTH, Kind, _possible, differs, sharded, state_of, train
+from tests.client.sharded.models import WIDTH, Kind, differs, possible, sharded, state_of, train
 from tests.ranks import RankPool
 
 CHANGES = st.fixed_dictionaries(
@@ -53,6 +53,7 @@ KINDS = {
     "uneven-steps": Kind(micro_batches=(2, 1)),
     "uneven-and-gathered": Kind(micro_batches=(2, 1), awaits="reshard", clips=True),
     "set-while-merged": Kind(divides_from=5),
+    "newer-calls-while-merged": Kind(calls_from=5),
     "frozen-while-merged": Kind(freezes_from=4, param_dtype=torch.bfloat16),
     "own-reductions": Kind(reduces_from=0),
     "own-reductions-later": Kind(reduces_from=6),
@@ -139,6 +140,34 @@ def test_copies_of_what_tensor_parallelism_has_split() -> None:
     accumulating = replace(kind, micro_batches=(2,), awaits="all-reduce")
     assert ranks.run(differs, accumulating, SEQUENCE, timeout_seconds=300) == [""] * 8
     ranks.close()
+
+
+OF_WHOLE = ("bucket_bytes", "channels", "scatter_buffers")
+"""Of a model of which each rank holds the whole nothing else is changed in ``SEQUENCE``."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind(),
+        Kind(checkpoints=True, param_dtype=torch.bfloat16, clips=True),
+        Kind(micro_batches=(3, 2), clips=True),
+        Kind(micro_batches=(3,), awaits="", clips=True),
+        Kind(micro_batches=(2,), awaits="all-reduce"),
+        Kind(frozen=True, tied=True, hooks=True, between="evaluation"),
+        Kind(freezes_from=4, skips=3),
+    ],
+    ids=[
+        *("plain", "checkpoints", "micro-batches", "reduced-each", "summed-in-the-last"),
+        *("frozen-and-tied", "frozen-while-merged"),
+    ],
+)
+def test_a_model_that_each_rank_holds_whole(two_ranks: RankPool, kind: Kind) -> None:
+    changes = {
+        step: {knob: value for knob, value in change.items() if knob in OF_WHOLE}
+        for step, change in SEQUENCE.items()
+    }
+    assert two_ranks.run(differs, replace(kind, replicates=True), changes) == ["", ""]
 
 
 def _stripes_between_copies(channels: int) -> set[int]:
@@ -416,7 +445,7 @@ def test_what_is_deferred_is_offered_where_the_last_one_is_told(two_ranks: RankP
     for tells in ("ours", "torch's"):
         assert offered(replace(TOLD, tells=tells)) == (["off", "on"], "")
     assert "does not tell which micro-batch" in offered(FOUR)[1]
-    assert "does not tell which micro-batch" in offered(replace(FOUR, awaits="gradient sync"))[1]
+    assert "in one micro-batch of each step" in offered(replace(FOUR, awaits="gradient sync"))[1]
     assert "writes to gradients" in offered(replace(TOLD, amid="clipped"))[1]
     narrow = replace(TOLD, reduce_dtype=torch.bfloat16, param_dtype=torch.bfloat16)
     assert offered(narrow)[0] == ["off"]
@@ -468,7 +497,7 @@ def _switched_amid() -> float:
                 tunable_of(models[1])  # It looks at the steps from here on.
             if step >= 4 and part == 1:
                 tunable = tunable_of(models[1])
-                found = replace(tunable.default, **_possible(ways[step - 4], tunable))
+                found = replace(tunable.default, **possible(ways[step - 4], tunable))
                 assert models[1].reconfigure(found)
         for one, other in zip(*(model.parameters() for model in models), strict=True):
             expected = one.grad.to_local()
