@@ -86,6 +86,15 @@ def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, accumulating, SEQUENCE) == [""] * 4
 
 
+def _few(kinds: Mapping[str, Kind], *always: str) -> list[Any]:
+    """The others are tried with the slow tests."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(kind, id=name, marks=[] if name in always else [slow])
+        for name, kind in kinds.items()
+    ]
+
+
 TENSORS, EXPERTS = Kind(tensor_ranks=2), Kind(width=8, expert_ranks=2)
 TWO_DIMENSIONS = {
     "tensors": TENSORS,  # Of which one rank has more than the other.
@@ -97,13 +106,7 @@ TWO_DIMENSIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, id=name, marks=[] if name == "tensors" else [pytest.mark.slow])
-        for name, kind in TWO_DIMENSIONS.items()
-    ],
-)
+@pytest.mark.parametrize("kind", _few(TWO_DIMENSIONS, "tensors"))
 def test_what_something_else_has_split_before(four_ranks: RankPool, kind: Kind) -> None:
     """By tensor or expert parallelism: units that are spread over a part of the ranks."""
     if kind.experts_share and not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"):
@@ -146,22 +149,18 @@ OF_WHOLE = ("bucket_bytes", "channels", "scatter_buffers")
 """Of a model of which each rank holds the whole nothing else is changed in ``SEQUENCE``."""
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Kind(),
-        Kind(checkpoints=True, param_dtype=torch.bfloat16, clips=True),
-        Kind(micro_batches=(3, 2), clips=True),
-        Kind(micro_batches=(3,), awaits="", clips=True),
-        Kind(micro_batches=(2,), awaits="all-reduce"),
-        Kind(frozen=True, tied=True, hooks=True, between="evaluation"),
-        Kind(freezes_from=4, skips=3),
-    ],
-    ids=[
-        *("plain", "checkpoints", "micro-batches", "reduced-each", "summed-in-the-last"),
-        *("frozen-and-tied", "frozen-while-merged"),
-    ],
-)
+WHOLE = {
+    "plain": Kind(),
+    "checkpoints": Kind(checkpoints=True, param_dtype=torch.bfloat16, clips=True),
+    "micro-batches": Kind(micro_batches=(3, 2), clips=True),
+    "reduced-each": Kind(micro_batches=(3,), awaits="", clips=True),
+    "summed-in-the-last": Kind(micro_batches=(2,), awaits="all-reduce"),
+    "frozen-and-tied": Kind(frozen=True, tied=True, hooks=True, between="evaluation"),
+    "frozen-while-merged": Kind(freezes_from=4, skips=3),
+}
+
+
+@pytest.mark.parametrize("kind", _few(WHOLE, "frozen-and-tied"))
 def test_a_model_that_each_rank_holds_whole(two_ranks: RankPool, kind: Kind) -> None:
     changes = {
         step: {knob: value for knob, value in change.items() if knob in OF_WHOLE}
@@ -185,6 +184,7 @@ def _stripes_between_copies(channels: int) -> set[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_sum_over_copies_travels_on_as_many_channels(four_ranks: RankPool) -> None:
     assert four_ranks.run(_stripes_between_copies, 4) == [{4}] * 4
     assert four_ranks.run(_stripes_between_copies, 1) == [set()] * 4
@@ -197,22 +197,18 @@ def two_nodes() -> Iterator[RankPool]:
     ranks.close()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Kind(),
-        Kind(between="evaluation"),
-        Kind(between="dropped graph"),
-        Kind(between="no optimizer", param_dtype=torch.bfloat16),
-        Kind(ranks_after_forward=2),
-        Kind(tied=True, frozen=True, checkpoints=True),
-        pytest.param(Kind(width=8, expert_ranks=2), marks=pytest.mark.slow),
-    ],
-    ids=[
-        *("plain", "evaluation", "dropped-graph", "no-optimizer", "user-spreads"),
-        *("tied-and-frozen", "experts"),
-    ],
-)
+IN_EACH_NODE = {
+    "plain": Kind(),
+    "evaluation": Kind(between="evaluation"),
+    "dropped-graph": Kind(between="dropped graph"),
+    "no-optimizer": Kind(between="no optimizer", param_dtype=torch.bfloat16),
+    "user-spreads": Kind(ranks_after_forward=2),
+    "tied-and-frozen": Kind(tied=True, frozen=True, checkpoints=True),
+    "experts": Kind(width=8, expert_ranks=2),
+}
+
+
+@pytest.mark.parametrize("kind", _few(IN_EACH_NODE, "plain"))
 def test_a_copy_in_each_node(two_nodes: RankPool, kind: Kind) -> None:
     copy = {"node_copy": "off" if kind.ranks_after_forward else "on"}
     changes = {step: {**change, **copy} for step, change in SEQUENCE.items() if change}
@@ -247,7 +243,9 @@ def test_with_a_copy_in_each_node_the_backward_pass_gathers_inside_it(two_nodes:
     assert two_nodes.run(_gathered_again) == [[whole] * 5] * 4
 
 
-@pytest.mark.parametrize("between", ["", "evaluation after step"])
+@pytest.mark.parametrize(
+    "between", [pytest.param("", marks=pytest.mark.slow), "evaluation after step"]
+)
 def test_parameters_spread_over_fewer_ranks_after_forward(
     four_ranks: RankPool, between: str
 ) -> None:
@@ -255,7 +253,14 @@ def test_parameters_spread_over_fewer_ranks_after_forward(
     assert four_ranks.run(differs, kind, SEQUENCE) == [""] * 4
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    _few(
+        KINDS,
+        *("activation-checkpoints", "ignored-and-tied", "micro-batches-reduced-each", "own-hooks"),
+        *("own-reductions", "set-while-merged"),
+    ),
+)
 def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
     changes = dict(SEQUENCE)
     if kind.reduces_from >= 0 and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
@@ -309,16 +314,7 @@ OVER_MICRO_BATCHES = {
 }
 
 
-def _few(kinds: Mapping[str, Kind], *always: str) -> list[Any]:
-    """The others are tried with the slow tests."""
-    slow = pytest.mark.slow
-    return [
-        pytest.param(kind, id=name, marks=[] if name in always else [slow])
-        for name, kind in kinds.items()
-    ]
-
-
-@pytest.mark.parametrize("kind", _few(OVER_MICRO_BATCHES, "other-numbers", "amid-step"))
+@pytest.mark.parametrize("kind", _few(OVER_MICRO_BATCHES, "other-numbers"))
 def test_what_is_kept_over_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
     changes = KEPT_ON
     on = {"kept_over_micro_batches": "on"}

@@ -278,7 +278,14 @@ def test_with_kept_units(
     ],
     ids=lambda loop: getattr(loop, "__name__", "block first"),
 )
-@pytest.mark.parametrize("change", [ALL_AS_ONE, SOME_AS_ONE, {**ALL_AS_ONE, **ALL_KEPT}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ALL_AS_ONE,
+        pytest.param(SOME_AS_ONE, marks=pytest.mark.slow),
+        pytest.param({**ALL_AS_ONE, **ALL_KEPT}, marks=pytest.mark.slow),
+    ],
+)
 def test_with_merged_units(
     two_ranks: RankPool, loop: Callable[[Any], Step], change: dict[str, Any]
 ) -> None:

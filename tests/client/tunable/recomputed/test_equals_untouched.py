@@ -67,13 +67,14 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     "merged and kept, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
 }
 BY_DEFAULT = ("wrapper", "micro-batches, clipped", "merged and kept units")
-"""On several ranks; by one process everything is quick."""
+"""On two ranks; by one process everything is quick."""
 
 
 def _marks(name: str, kind: Kind, ranks: str) -> list[pytest.MarkDecorator]:
     lacking = [needs("peft")] * (name == "peft")
     lacking += [needs("transformers")] * (kind.way.split()[0] in ("gpt2", "llama", "mixtral"))
-    return lacking + [pytest.mark.slow] * (ranks != "alone" and name not in BY_DEFAULT)
+    is_quick = ranks == "alone" or (ranks != "copies" and name in BY_DEFAULT)
+    return lacking + [pytest.mark.slow] * (not is_quick)
 
 
 CASES = [
