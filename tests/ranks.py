@@ -91,7 +91,7 @@ class RankPool:
     def world_size(self) -> int:
         return len(self._torchruns)
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 90) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 300) -> Any:
         """The results of ``function(*args)`` on all ranks, by rank.
 
         Raises:
@@ -104,7 +104,7 @@ class RankPool:
         return [outcomes[rank].result for rank in range(self.world_size)]
 
     def outcomes(
-        self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 90
+        self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 300
     ) -> dict[int, Outcome]:
         """Like :meth:`run`, but failures are answered too; by rank, in the order of arrival.
 
