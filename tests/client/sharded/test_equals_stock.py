@@ -126,8 +126,8 @@ def test_any_sequence_of_changes_of_two_dimensions(
 
 @pytest.mark.slow
 def test_what_two_dimensions_do_in_several_micro_batches(four_ranks: RankPool) -> None:
-    for base in (replace(TENSORS, clips=True), *list(TWO_DIMENSIONS.values())[1:]):
-        kind = replace(base, micro_batches=COUNTS, awaits="", checkpoints=True)
+    for base in (replace(TENSORS, clips=True), EXPERTS, replace(EXPERTS, experts_share=True)):
+        kind = replace(base, micro_batches=(3, 2), awaits="", checkpoints=True)
         assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
         told = replace(kind, tells="ours")
         by_hand = replace(kind, awaits="gradient sync", awaits_from=3)
