@@ -23,7 +23,7 @@ from bagua_autotune.model.job import JobSpec, Observation, Trial
 from bagua_autotune.model.received import PROFILE
 from bagua_autotune.model.statistics import estimate
 from bagua_autotune.model.text import describe_seconds
-from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.search.candidates import enumerate_candidates, travels_in_stripes
 from bagua_autotune.views.steps import exposed_seconds, step_seconds
 from bagua_runs.hindrances import Hindrance, hindrances
 from bagua_runs.job import Interrupted, Job, stopping
@@ -226,7 +226,10 @@ def _figures(measure: Exposure) -> Figures:
     ]
     took, exposed = step_seconds(observations), exposed_seconds(observations, [])
     if took is None or exposed is None:
-        raise click.ClickException(_why_unknown(facts))
+        raise click.ClickException(
+            "computing and communication cannot be told apart: the model is on several devices, or "
+            f"on another than {facts['backend']} communicates from"
+        )
     travelled = [travelling for _, _, travelling in steps if travelling is not None]
     computing_seconds = took - exposed
     communicating = max(median(travelled), exposed) if travelled else None
@@ -368,13 +371,6 @@ def tuned_command(command: Sequence[str]) -> str:
             launcher = [*python, "-m", "bagua_client", "--autotune"]
             return shlex.join([*command[:place], *launcher, *command[place:]])
     return ""
-
-
-def _why_unknown(facts: Mapping[str, Any]) -> str:
-    return (
-        "computing and communication cannot be told apart: the model is on several devices, or on "
-        f"another than {facts['backend']} communicates from"
-    )
 
 
 def _tell_failure(outcome: Outcome, command: Sequence[str]) -> None:
@@ -549,7 +545,8 @@ def _likely(job: Mapping[str, Any], told: Sequence[Any]) -> tuple[float, float] 
         model = fit_model(layouts, kinds_of(spec.knobs, (default,)), profiled)
     if model is None:
         return None
-    candidates = enumerate_candidates(spec.knobs, default, spec.tensors)
+    is_striped = travels_in_stripes(spec.software)
+    candidates = enumerate_candidates(spec.knobs, default, spec.tensors, is_striped)
     costs, errors = model.predict(candidates), np.asarray(model.deviations(candidates))
     gains = costs[0] - costs
     together = np.sqrt(np.square(errors - errors[:, :1]).sum(axis=0))

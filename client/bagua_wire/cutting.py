@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+SMALLEST_STRIPE_BYTES = 64 * 1024
+"""The smallest stripe of one rank's part of a sharded model's unit: each stripe adds the latency of
+a message."""
+
 
 class Cutting(NamedTuple):
     """All that decides the buckets: two configurations with an equal one have the same.

@@ -365,6 +365,7 @@ class TestCopied(TunableContract):
     refused = (
         ({"kept_units": 1}, WHOLE),
         ({"algorithm": "quantized"}, WHOLE),
+        ({"deferred_reduction": "copies"}, WHOLE),
         ({"hierarchical": "shards"}, "hierarchical shards is not possible here"),
     )
     different = {"channels": 2}, {"channels": 4}

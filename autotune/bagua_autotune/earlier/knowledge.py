@@ -30,7 +30,11 @@ from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Partition
 from bagua_autotune.search import Problem
-from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
+from bagua_autotune.search.candidates import (
+    enumerate_candidates,
+    explicit_candidates,
+    travels_in_stripes,
+)
 from bagua_autotune.store import Store
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
@@ -146,7 +150,7 @@ class Knowledge:
         self, job_id: str, _created_at: float
     ) -> tuple[tuple[Configuration, ...], Layouts]:
         job, tensors = self._store.jobs.get(job_id), self._store.jobs.tensors(job_id)
-        is_striped = "sharding" in job.software
+        is_striped = travels_in_stripes(job.software)
         candidates = enumerate_candidates(job.space, job.baseline, tensors, is_striped)
         return candidates, Layouts(tensors)
 

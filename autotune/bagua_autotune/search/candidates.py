@@ -7,7 +7,7 @@ tensors into the same buckets do not differ at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -17,7 +17,7 @@ from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.algorithms import algorithm_of, choices
 from bagua_autotune.model.knobs import MANY_TENSORS, Categorical, Domain, LogInteger, Space
 from bagua_wire.configuration import Configuration, Value
-from bagua_wire.cutting import Tensor
+from bagua_wire.cutting import SMALLEST_STRIPE_BYTES, Tensor
 from bagua_wire.knobs import (
     BUCKET_KNOB,
     CHANNELS_KNOB,
@@ -27,9 +27,18 @@ from bagua_wire.knobs import (
     WAYS_KNOB,
 )
 
-SMALLEST_STRIPED_BYTES = 2 * 64 * 1024
-"""A unit of a sharded model that travels in several stripes has as much for each: two ranks hold
-parts of it at least, and the client cuts no part into stripes of less than 64 KiB."""
+SMALLEST_STRIPED_BYTES = 2 * SMALLEST_STRIPE_BYTES
+"""A unit of a sharded model that travels in several stripes has as much for each, as two ranks hold
+parts of it at least."""
+
+
+def travels_in_stripes(software: Mapping[str, str]) -> bool:
+    """Whether each tensor of a job is a unit of a sharded model, which all channels carry together.
+
+    Args:
+        software: what the job was registered with.
+    """
+    return "sharding" in software
 
 
 def enumerate_candidates(
@@ -41,7 +50,7 @@ def enumerate_candidates(
     listed: the default, or the one with the smallest values.
 
     Args:
-        is_striped: each tensor is a unit of a sharded model, which all channels carry together.
+        is_striped: see :func:`travels_in_stripes`.
     """
     values_of = {
         knob: [baseline[knob]]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SMALLEST_STRIPE_BYTES = 64 * 1024
-"""The smallest stripe of one rank's part: each stripe adds the latency of a message."""
+from bagua_wire.cutting import SMALLEST_STRIPE_BYTES
+
 ALIGNED_ELEMENTS = 64
 """Each stripe begins at a multiple of this many elements: NCCL copies 16 bytes at a time."""
 

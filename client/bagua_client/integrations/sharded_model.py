@@ -194,10 +194,7 @@ def _units_of(model: object) -> tuple[list[Unit], str]:
 
     @a_look
     def look() -> str:
-        try:
-            units.extend(units_of(cast(torch.nn.Module, model)))
-        except ValueError as error:
-            return str(error)
+        units.extend(units_of(cast(torch.nn.Module, model)))
         return refusal_of(units) if units else "none of its parameters is sharded"
 
     refusal = look()

@@ -98,7 +98,8 @@ class ShardedOffer(Offer):
             unit.may_be_spread and communicator.is_everywhere(place)
             for place, unit in enumerate(units)
         )
-        has_copies = communicator.has_copies
+        is_whole = units[0].is_whole
+        has_copies = communicator.has_copies and not is_whole
         is_everywhere = any(map(communicator.is_everywhere, range(len(units))))
         is_apart = communicator.topology.is_hierarchical and not (is_everywhere or has_copies)
         on_gpu = communicator.device.type == "cuda"
@@ -115,15 +116,14 @@ class ShardedOffer(Offer):
             unmerged = NONE_ALIKE
 
         undeferred = self.micro_batches.undeferrable
-        deferred = (
-            ("off", "copies", "on") if has_copies and not units[0].is_whole else ("off", "on")
-        )
+        deferred = ("off", "copies", "on") if has_copies else ("off", "on")
         is_one, unkept = self.micro_batches.usual == 1, self.micro_batches.obstacle
 
         def deferrable(way: str) -> str:
             if way == "off":
                 return ""
-            return undeferred or ("" if has_copies or way == "on" else NO_COPIES)
+            no_copies = WHOLE if is_whole else NO_COPIES
+            return undeferred or ("" if has_copies or way == "on" else no_copies)
 
         def kept(count: int) -> str:
             if count <= most_kept:
@@ -195,7 +195,7 @@ class ShardedOffer(Offer):
             ),
             "algorithm": Limit(cannot=only("", no_numbers)),
         }
-        if units[0].is_whole:
+        if is_whole:
             for knob in OF_GATHERS:
                 rows[knob] = Limit(cannot=only(getattr(self.default, knob), WHOLE))
             rows["kept_units"] = rows["kept_units"]._replace(left_alone=f"kept units: {WHOLE}")
