@@ -5,6 +5,7 @@ python benchmarks/recomputation.py --smoke
 python benchmarks/recomputation.py --cells llama-8 llama-8-inside gpt2-16 --ranks single
 python benchmarks/recomputation.py --cells llama-4 --ranks sharded --gpus 2
 python benchmarks/recomputation.py --cells llama-24 --ranks single --limit-gib 52
+python benchmarks/recomputation.py --cells llama-8 --beside-stock
 python benchmarks/recomputation.py --cells small-16 --limits 20
 python benchmarks/recomputation.py --cells thin-4 --limits 180 --on-paper
 """
@@ -49,6 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--limit-gib", type=float, default=0.0, metavar="GIB",
                         help="of the memory that a rank may take; 0: all")  # fmt: skip
+    parser.add_argument("--beside-stock", action="store_true",
+                        help="another model, which torch alone trains, in the sweep; memory is "
+                        "that of both")  # fmt: skip
     parser.add_argument("--limits", type=int, default=0, metavar="TUNINGS",
                         help="instead: tune so often, each time with another limit of the memory, "
                         "every other time with random lengths, and count what ran out")  # fmt: skip
@@ -80,6 +84,7 @@ def spec_of(cell: str, options: argparse.Namespace) -> dict[str, Any]:
         "device": "cpu" if options.smoke or options.on_paper else "cuda",
         "limit_gib": options.limit_gib,
         "limits": options.limits,
+        "beside_stock": options.beside_stock,
         "seed": options.seed,
         "rounds": options.rounds,
         "measured_steps": 2 if options.smoke else 5,
@@ -140,15 +145,28 @@ def show_limits(cell: str, found: Mapping[str, Any]) -> None:
             f"{row['steps']}",
             f"{row['retries']}",
             "yes" if row["out_of_memory"] else "no",
+            "yes" if row["stock_ran_out"] else "",
         ]
         for row in found["limited"]
     ]
     print_table(
-        ["limit, GiB", "lengths vary", "recomputed", "peak", "steps", "retries", "ran out"], rows
+        [
+            "limit, GiB",
+            "lengths vary",
+            "recomputed",
+            "peak",
+            "steps",
+            "retries",
+            "ran out",
+            "stock too",
+        ],
+        rows,
     )
     ran_out = sum(bool(row["out_of_memory"]) for row in found["limited"])
+    stock = sum(row["stock_ran_out"] for row in found["limited"])
     above = sum(row["peak_share"] > SHARE for row in found["limited"])
-    print(f"{cell}: {len(rows)} tunings, out of memory {ran_out}, above {SHARE:.0%} {above}")
+    print(f"{cell}: {len(rows)} tunings, out of memory {ran_out}, of these without us too {stock}, "
+          f"above {SHARE:.0%} {above}")  # fmt: skip
 
 
 def main() -> None:

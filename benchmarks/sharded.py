@@ -53,6 +53,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--copies", type=int, default=1,
                         help="of the model (HSDP); as many as hosts: one on each")  # fmt: skip
     parser.add_argument("--micro-batches", type=int, default=1, metavar="N", help="of a step")
+    parser.add_argument("--recompute", action="store_true",
+                        help="all layers recompute their activations by default")  # fmt: skip
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
     parser.add_argument("--only-allowed", action="store_true",
@@ -79,6 +81,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"{options.copies} copies need as many ranks each, at least two")
     if options.profile and (not options.gpus or options.memory_tunings):
         parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
+    if options.allow and options.micro_batches > 1:
+        parser.error("--allow is for a step of one micro-batch")
     if options.only_allowed and (not options.allow or options.by_hand or options.overhead):
         parser.error("--only-allowed is for tunings, and needs --allow")
     if options.smoke:
@@ -87,20 +91,25 @@ def arguments() -> argparse.Namespace:
 
 
 def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm]]:
-    """What is swept by hand: settings that leave the numbers as they are, and others."""
+    """What is swept by hand: settings that leave the numbers as they are, and others. Of a step of
+    several micro-batches it is what travels in which, as each takes that many times as long."""
     kept, channels, on_gpu = (0, layers // 2, layers), options.channels, bool(options.gpus)
     exact = [_ours({}, DEFAULT)]
+    if options.micro_batches > 1:
+        blocks = [{"recomputed_blocks": n} for n in (layers, 0)] if options.recompute else [{}]
+        names = "kept_over_micro_batches", "deferred_reduction"
+        exact += [
+            _ours({"channels": count, names[0]: over, names[1]: deferred, **block})
+            for count, over, deferred, block in product(
+                channels, ("off", "on"), ("off", "on"), blocks
+            )
+        ]
+        return exact, []
     exact += [
         _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
         for keep, count, ahead in product(kept, channels, (0, 2) if on_gpu else (0,))
         if (keep, count, ahead) != (0, 1, 0)
     ]
-    if options.micro_batches > 1:
-        over = {"kept_over_micro_batches": "on"}
-        exact += [
-            _ours({"kept_units": keep, "channels": count, **over})
-            for keep, count in product((0, layers), channels)
-        ]
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     has_nodes = len(options.gpus or ()) > options.hosts > 1 == options.copies
@@ -159,6 +168,7 @@ def _workload(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "samples": options.samples,
         "copies": options.copies,
         "micro_batches": options.micro_batches,
+        "recomputes": options.recompute,
         "device": "cuda" if options.gpus else "cpu",
     }
 

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -73,10 +73,14 @@ def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
 
 
 class Training:
-    """A model that is trained in one of the ways that SPEC names."""
+    """A model that is trained in one of the ways that SPEC names.
 
-    def __init__(self, spec: Mapping[str, Any], device: torch.device) -> None:
-        self._spec, self._device = spec, device
+    Args:
+        is_ours: else it is trained as torch alone does it.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], device: torch.device, is_ours: bool = True) -> None:
+        self._spec, self._device, self._is_ours = spec, device, is_ours
         torch.manual_seed(0)
         with device:
             model, blocks = transformer(spec)
@@ -100,13 +104,14 @@ class Training:
             if spec["compiled"] == "around":
                 block.compile()
         if ranks == "replicated":
-            return bagua_client.DistributedDataParallel(model)
+            kind = bagua_client if self._is_ours else nn.parallel
+            return kind.DistributedDataParallel(model)
         if ranks == "sharded":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for block in blocks:
                 fully_shard(block, mp_policy=policy)
             fully_shard(model, mp_policy=policy)
-        return bagua_client.tune(model)
+        return bagua_client.tune(model) if self._is_ours else model
 
     def step(self, length: int | None = None) -> None:
         """One step of the training, of which nothing waits for the GPU.
@@ -159,8 +164,14 @@ def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> 
     shares = [total, *(round(total * share) for share in (0.75, 0.5, 0.25, 0.0))]
     settings = {f"{n} of {total}": replace(default, recomputed_blocks=n) for n in shares}
     settings |= {"found": found}
-    rows: dict[str, dict[str, Any]] = {name: {"seconds": [], "gib": 0.0} for name in settings}
+    stock = Training(spec, device, is_ours=False) if spec["beside_stock"] else None
+    names = [*settings, *(["stock"] if stock is not None else [])]
+    rows: dict[str, dict[str, Any]] = {name: {"seconds": [], "gib": 0.0} for name in names}
     for _ in range(spec["rounds"]):
+        if stock is not None:
+            seconds, gib = timed(stock, device, spec["measured_steps"])
+            rows["stock"]["seconds"] += seconds
+            rows["stock"]["gib"] = max(rows["stock"]["gib"], gib)
         for name, configuration in settings.items():
             if rows[name].get("misfit") or not training.model.reconfigure(configuration):
                 rows[name]["misfit"] = True
@@ -216,13 +227,15 @@ def _limited(
         training, steps, varies = Training(another, device), 0, number % 2 == 1
         memory.reset()
         before, most, ran_out = memory.taken().retries, 0, ""
+        lengths: list[int | None] = []
         try:
             while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
-                training.step(draw.randint(tokens // 4, tokens) if varies else None)
+                lengths.append(draw.randint(tokens // 4, tokens) if varies else None)
+                training.step(lengths[-1])
                 steps, most = steps + 1, max(most, memory.taken().peak_bytes)
         except torch.OutOfMemoryError as error:
             ran_out = f"{training.model.configuration}: {error}"
-        yield {
+        found = {
             "limit_gib": limit / 2**30,
             "varies": varies,
             "out_of_memory": ran_out,
@@ -232,6 +245,24 @@ def _limited(
             "recomputed": training.model.configuration.recomputed_blocks,
             "summary": training.model.tuning.summary,
         }
+        training = None
+        gc.collect()
+        limit_to(limit)
+        found["stock_ran_out"] = bool(ran_out) and _stock_runs_out(another, device, lengths)
+        yield found
+
+
+def _stock_runs_out(
+    spec: Mapping[str, Any], device: torch.device, lengths: Sequence[int | None]
+) -> bool:
+    """Whether the same steps run out of memory without us, too."""
+    try:
+        stock = Training(spec, device, is_ours=False)
+        for length in lengths:
+            stock.step(length)
+    except torch.OutOfMemoryError:
+        return True
+    return False
 
 
 def main() -> None:

@@ -55,7 +55,8 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
     if spec.get("sharding"):
         from .sharded import ShardedTraining
 
-        counts = {key: spec[key] for key in ("samples", "copies", "micro_batches") if key in spec}
+        named = "samples", "copies", "micro_batches", "recomputes"
+        counts = {key: spec[key] for key in named if key in spec}
         return ShardedTraining(name, device, **counts)
     if device.type == "cuda":
         from .computing import ComputingTraining

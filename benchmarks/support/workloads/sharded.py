@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -29,7 +30,9 @@ class ShardedTraining:
     Args:
         samples: of each rank in a step; more of them leave less to gain.
         copies: of the model, each spread over as many ranks that follow each other.
-        micro_batches: of a step, each with as many samples; gradients of all are reduced.
+        micro_batches: of a step, each with as many samples; gradients of all are reduced. Where
+            there are several, the training tells which is the last, as torch's documents advise.
+        recomputes: all layers recompute their activations.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class ShardedTraining:
         samples: int = SAMPLES,
         copies: int = 1,
         micro_batches: int = 1,
+        recomputes: bool = False,
     ) -> None:
         if name not in MODELS:
             raise ValueError(f"no sharded workload {name}; there are {', '.join(MODELS)}")
         self._kind, self._device, self._samples = MODELS[name], device, samples
         self._copies, self._micro_batches = copies, micro_batches
+        self._recomputes = recomputes
         self._mesh: DeviceMesh | None = None
 
     def model(self) -> nn.Module:
@@ -54,7 +59,10 @@ class ShardedTraining:
             shape = self._copies, dist.get_world_size() // self._copies
             names = "copies", "shards"
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
-        for layer in model.body.layers:
+        layers = model.body.layers
+        for place, layer in enumerate(layers):
+            if self._recomputes:
+                layers[place] = layer = checkpoint_wrapper(layer)
             fully_shard(layer, mp_policy=POLICY, mesh=self._mesh)
         return fully_shard(model, mp_policy=POLICY, mesh=self._mesh)
 
@@ -64,7 +72,9 @@ class ShardedTraining:
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
-            for _ in range(self._micro_batches):
+            for number in range(self._micro_batches):
+                if self._micro_batches > 1:
+                    wrapped.set_is_last_backward(number == self._micro_batches - 1)  # type: ignore[operator]
                 wrapped(*inputs).backward()
             optimizer.step()
 
