@@ -25,6 +25,7 @@ NOT_TOLD = (
     "the training does not tell which micro-batch is the last (model.report_last_micro_batch, or "
     "torch's set_is_last_backward)"
 )
+ENDED_BY_HAND = "the training itself ends each backward pass (set_manual_backward_finalization)"
 REDUCED_ONCE = "the training itself reduces them in one micro-batch of each step"
 GRADIENTS_USED = "the training writes to gradients between two micro-batches"
 WRITTEN_UNSEEN = "the training writes to weights' data between two micro-batches, which nobody sees"
@@ -99,6 +100,8 @@ class MicroBatches:
         """A backward pass has reduced its gradients."""
         if not self.is_known:
             self._told.append(self.is_last(units))
+            if units[0].is_ended_by_hand:
+                self.undeferrable = self.undeferrable or ENDED_BY_HAND
             self._gradients = _sums(unit.gradients for unit in units)
 
     def is_last(self, units: Sequence[Unit]) -> bool:

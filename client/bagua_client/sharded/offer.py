@@ -241,8 +241,6 @@ def refusal_of(units: Sequence[Unit]) -> str:
         return "torch before 2.8 does not let the units of a live model be kept gathered"
     if not any(unit.travels for unit in units):
         return WHOLE
-    if units[0].is_ended_by_hand:
-        return "the training itself ends each backward pass (set_manual_backward_finalization)"
     if group_of(units) is None:
         return PART_OF_THE_JOB
     if {unit.device.type for unit in units} - {"cpu", "cuda"}:

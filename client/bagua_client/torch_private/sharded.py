@@ -392,7 +392,9 @@ class Unit:
         torchs = group.post_backward
 
         def post_backward(*unused: Any) -> None:
-            later = defers() if defers is not None and group.reduce_grads else ""
+            # Where the training itself ends its passes, torch takes no gradients that wait.
+            may_wait = group.reduce_grads and not self.is_ended_by_hand
+            later = defers() if defers is not None and may_wait else ""
             is_reduced = bool(group.reduce_grads) and later != "on"
             if reduces is not None and is_reduced:
                 reduces()
@@ -489,7 +491,7 @@ class Unit:
     @property
     def is_ended_by_hand(self) -> bool:
         """Whether the training itself ends each backward pass (since torch 2.15)."""
-        return bool(getattr(self.state._state_ctx, "manual_backward_finalization", False))
+        return _is_ended_by_hand(self.state)
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -558,24 +560,32 @@ def _set(group: Any, values: Mapping[str, Any]) -> Iterator[None]:
         vars(group).update(own)
 
 
+def _is_ended_by_hand(state: Any) -> bool:
+    return bool(getattr(state._state_ctx, "manual_backward_finalization", False))
+
+
 def after_reductions(model: torch.nn.Module, callback: Callable[[], None]) -> None:
     """Call ``callback`` when all that a backward pass of this model reduces is reduced.
 
     A pipeline's stage reduces by hand what the backward passes of its micro-batches have left, and
-    then says itself that they are over. Where that never happens, nor does the call.
+    then says itself that they are over, as any training may since torch 2.15
+    (``set_manual_backward_finalization``). Where that never happens, nor does the call.
     """
-    if is_in_backward():
-        after_backward(callback)
-        return
     own: Any = model
     state = own._get_fsdp_state()
+    last = "_root_post_backward_final_callback"
+    if _is_ended_by_hand(state):
+        last = "_end_backward_iteration"
+    elif is_in_backward():
+        after_backward(callback)
+        return
 
     def ended(*arguments: Any) -> None:
-        del state._root_post_backward_final_callback
-        state._root_post_backward_final_callback(*arguments)
+        delattr(state, last)
+        getattr(state, last)(*arguments)
         callback()
 
-    state._root_post_backward_final_callback = ended
+    setattr(state, last, ended)
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -71,6 +71,8 @@ class Kind:
     """The step from which it is so."""
     tells: str = ""
     """By whose call the training says which is the last: ``ours`` or ``torch's``."""
+    ends_itself: bool = False
+    """Whether the training ends its backward passes by hand (since torch 2.15)."""
     amid: str = ""
     """What the training does between two micro-batches."""
     amid_from: int = 0
@@ -283,6 +285,8 @@ def train(
     """The losses of the steps from ``first`` to before ``steps``, and the optimizer."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
+    if kind.ends_itself:
+        model.set_manual_backward_finalization(True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**121, growth_interval=3)
     scaler = scaler if kind.scales else torch.amp.GradScaler("cpu", enabled=False)
     for step in range(first, steps):
@@ -302,7 +306,8 @@ def train(
         parts = kind.micro_batches[step % len(kind.micro_batches)]
         for part in range(parts):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank() // kind.tensor_ranks)
-            _say_if_last(model, kind, part == parts - 1 or step < kind.awaits_from)
+            is_last = part == parts - 1 or step < kind.awaits_from
+            _say_if_last(model, kind, is_last)
             if kind.tells == "torch's":
                 model.set_is_last_backward(part == parts - 1)
             elif kind.tells and isinstance(model, ShardedModel):
@@ -310,6 +315,8 @@ def train(
             loss = model(torch.randn(5, kind.width)).square().mean()
             scaler.scale(1000 * loss if kind.scales else loss).backward()
             losses.append(loss.item())
+            if kind.ends_itself and (is_last or not kind.awaits):
+                model.finalize_backward()
             if part < parts - 1 and step >= kind.amid_from:
                 losses += _amid(model, optimizer, kind)
         losses += _between(model, kind)

@@ -5,17 +5,14 @@ model."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-import bagua_client
-from bagua_client.integrations.sharded_model import tunable_of
-from tests.client.sharded.models import WIDTH, Kind, differs, sharded, state_of
-from tests.client.sharded.test_equals_stock import DEFERRED, KEPT_ON, SEQUENCE, TOLD
-from tests.ranks import RankPool
+from tests.client.sharded.models import Kind, differs
+from tests.client.sharded.test_equals_stock import COUNTS, DEFERRED, KEPT_ON, SEQUENCE, TOLD
+from tests.ranks import RankFailure, RankPool
 
 pytestmark = pytest.mark.skipif(
     not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="torch before 2.15"
@@ -29,9 +26,10 @@ KINDS = {
     "own-scatter-group": Kind(has="own scatter group"),
     "kept-storage": Kind(has="kept storage"),
 }
+BY_HAND = Kind(ends_itself=True)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("kind", [*KINDS.values(), BY_HAND], ids=[*KINDS, "ended-by-hand"])
 def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
     assert two_ranks.run(differs, kind, SEQUENCE) == ["", ""]
 
@@ -46,23 +44,13 @@ def test_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
     assert two_ranks.run(differs, told, DEFERRED, 12, by_hand) == ["", ""]
 
 
-def _ended_by_hand() -> list[str]:
-    """What differs from a model that torch ends the passes of."""
-    models: list[Any] = [sharded(Kind()), bagua_client.tune(sharded(Kind()))]
-    models[1].set_manual_backward_finalization(True)
-    for model in models:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        for step in range(3):
-            model(torch.full((2, WIDTH), float(step))).square().mean().backward()
-            if model is models[1]:
-                model.finalize_backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match=r"itself ends .*\(set_manual_backward_finalization\)"):
-        tunable_of(models[1])
-    one, other = map(state_of, models)
-    return [name for name in one if not torch.equal(one[name], other[name])]
-
-
-def test_a_training_that_ends_its_backward_passes_is_left_alone(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_ended_by_hand) == [[], []]
+@pytest.mark.slow
+@pytest.mark.parametrize("awaits", ["", "gradient sync"])
+def test_passes_ended_by_hand(four_ranks: RankPool, awaits: str) -> None:
+    """Units are kept over micro-batches; torch takes no gradients that wait, so that is refused."""
+    kind = replace(BY_HAND, replicas=2, width=8, micro_batches=COUNTS, awaits=awaits, clips=True)
+    assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
+    told = replace(kind, tells="ours", micro_batches=(2,))
+    refused = {3: {"deferred_reduction": "copies"}}
+    with pytest.raises(RankFailure, match="AssertionError"):
+        four_ranks.run(differs, told, refused, 5)
