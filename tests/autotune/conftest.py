@@ -14,6 +14,7 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import Base
+from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 
@@ -40,6 +41,11 @@ def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
                 run(table.delete())
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def tuner(store: Store) -> Tuner:
+    return Tuner(store)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.knob_choices import Choice, read_choices
 from bagua_wire.knobs import KNOBS
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.listening import logged
 from tests.ranks import RankPool
 
 MIB = 2**20
@@ -153,14 +154,10 @@ def test_what_cannot_be_had_is_said_and_the_default_is_tried_too(two_ranks: Rank
 
 
 def _pinned_on(rank: int) -> tuple[str, list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
     said = "channels=4,hierarchical=off/leaders" if dist.get_rank() == rank else "-buckets"
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_KNOBS": said}):
+    tuned = mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_KNOBS": said})
+    with tuned, logged(logging.WARNING) as lines:
         model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    logging.getLogger("bagua_client").removeHandler(handler)
     return str(model.tuning), lines
 
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
-from bagua_client.lightning.names import register
+from bagua_client.algorithms import GlobalAlgorithmRegistry
 
 _STRATEGIES = {"lightning": "of_lightning", "pytorch_lightning": "of_pytorch_lightning"}
 """The module for each of Lightning's packages; each has its own base classes, and takes no
 others."""
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "bagua": {},
+    "bagua_spawn": {"start_method": "spawn"},
+    "bagua_fork": {"start_method": "fork"},
+    "bagua_notebook": {"start_method": "fork"},
+    "bagua_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+"""Names of the strategies beside one for each algorithm; as DDPStrategy's are called."""
 
 
 def _import_strategies() -> dict[str, ModuleType]:
@@ -36,11 +45,21 @@ def _import_strategies() -> dict[str, ModuleType]:
     return found
 
 
+def _register(strategy: type, registry: Any) -> None:
+    """Make ``strategy`` known in one of Lightning's registries; once more changes nothing."""
+    algorithms = GlobalAlgorithmRegistry.available_algorithms("replicated")
+    variants = {f"bagua_{name}": {"algorithm": name} for name in algorithms}
+    for name, arguments in {**_VARIANTS, **variants}.items():
+        told = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        description = f"{strategy.__name__}({told})"
+        registry.register(name, strategy, description, override=True, **arguments)
+
+
 _imported_before = [package for package in _STRATEGIES if package in sys.modules]
 _found = _import_strategies()
 for _strategies in _found.values():
-    register(_strategies.BaguaStrategy, _strategies.StrategyRegistry)
-    register(_strategies.BaguaFabricStrategy, _strategies.STRATEGY_REGISTRY)
+    _register(_strategies.BaguaStrategy, _strategies.StrategyRegistry)
+    _register(_strategies.BaguaFabricStrategy, _strategies.STRATEGY_REGISTRY)
 _chosen = next(_found[package] for package in (*_imported_before, *_found) if package in _found)
 
 BaguaStrategy = _chosen.BaguaStrategy

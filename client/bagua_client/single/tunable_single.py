@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from bagua_client.algorithms import DEFAULT_ALGORITHM, find
 from bagua_client.communication.communicator import Alone
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
-from bagua_client.single.offer import SingleOffer
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.wrapper import called_untraced
 from bagua_client.tunable.looks import a_look
 from bagua_client.tunable.memory import MeasuredMemory
+from bagua_client.tunable.offer import Limit, Offer
 from bagua_client.tunable.passes import tensors_in
 from bagua_client.tunable.switch import ChangedTogether
 from bagua_client.tunable.tunable import Timeline
@@ -47,6 +48,17 @@ def refusal_of(model: torch.nn.Module) -> str:
     if unknown := sorted(kinds - {*KNOWN_DEVICES}):
         return f"steps on devices of type {', '.join(unknown)} cannot be timed here"
     return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleOffer(Offer):
+    """Nothing travels, so the settings that can be changed are those that any training has."""
+
+    kind = "single"
+
+    def limits(self) -> dict[str, Limit]:
+        """None of its own."""
+        return {}
 
 
 class TunableSingle(ChangedTogether):

@@ -26,11 +26,6 @@ from tests.autotune.tuning.test_gone import run
 RUN = {"run": "night-shift"}
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 def carried(tuner: Tuner, job_id: str) -> Tuner:
     """The tuner of another host, to which a copy was brought as bytes."""
     text = copy_of(tuner.store, tuner.knowledge, job_id).model_dump_json()

@@ -14,7 +14,6 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, JobSpec
 from bagua_autotune.model.reasons import NOT_SHOWN
-from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Value
@@ -22,11 +21,6 @@ from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive
-
-
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
 
 
 def knows_before_its_first_trial(tuner: Tuner, job_id: str) -> bool:

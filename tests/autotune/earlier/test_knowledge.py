@@ -28,11 +28,6 @@ from tests.simulator.jobs import make_cluster, make_workload
 LISTS = ("bucket_bytes", "hierarchical", "buckets")
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 def profile(count: int, step: int = 10) -> Profile:
     ready = tuple(0.1 + 0.001 * place for place in range(count))
     bucket = BucketTiming(bytes=MIB, started_seconds=0.1, ended_seconds=0.2)

@@ -26,11 +26,6 @@ from tests.autotune.tuning.test_gone import run
 RESIZED: dict[str, Any] = {"world_size": 2, "ranks_per_node": [1, 1], "fingerprint": "2" * 64}
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 def cut_short(tuner: Tuner, job_id: str, trials: int, **changes: Any) -> Trial:
     """A job whose training is killed when so many trials are measured; the one it was killed in."""
     tuner.register(job_id, make_spec(**changes))

@@ -13,7 +13,6 @@ from bagua_autotune.measuring.confirmation import confirmed_gain
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Inherited, Observation
 from bagua_autotune.model.statistics import Estimate, Interval
-from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration, Value
 from tests.autotune.deciding.test_decision import FAST, make_job
@@ -22,11 +21,6 @@ from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tun
 from tests.autotune.tuning.test_tuner import drive
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
 
 
 def configurations(tuner: Tuner, job_id: str) -> list[Configuration]:

@@ -31,11 +31,6 @@ AFTER = simulator(gbit_per_second=25, latency_seconds=5e-3)
 SIZE = ("bucket_bytes",)
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 def drift(step: int = 10**6) -> Event:
     return Event("drift", None, step, "0.2 s became 0.3 s", 0.3)
 

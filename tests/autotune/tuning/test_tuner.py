@@ -27,11 +27,6 @@ from tests.autotune.support import MIB, Ranks, make_spec, peaked
 BASELINE = Configuration(make_spec().default_configuration)
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobState:
     """Let the ranks run what they are told until tuning ends."""
     for _ in range(polls):

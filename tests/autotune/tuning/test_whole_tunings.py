@@ -21,11 +21,6 @@ pytestmark = pytest.mark.slow
 KNOBS = ("bucket_bytes", "hierarchical", "channels", "buckets")
 
 
-@pytest.fixture
-def tuner() -> Tuner:
-    return Tuner(Store("sqlite://"))
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", ["resnet50", "bert-large"])
 def test_a_job_is_at_a_nearly_best_setting_after_few_steps(

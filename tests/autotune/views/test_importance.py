@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,6 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
-from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
 from bagua_autotune.views.importance import (
@@ -28,13 +27,6 @@ from tests.autotune.support import Ranks, peaked
 from tests.autotune.views.jobs import DEFAULT, run, trial
 
 BOTH = ("bucket_bytes", "hierarchical")
-
-
-@pytest.fixture
-def tuner() -> Iterator[Tuner]:
-    store = Store("sqlite://")
-    yield Tuner(store)
-    store.close()
 
 
 def importance(tuner: Tuner, searcher: str = "bayesian") -> Importance:

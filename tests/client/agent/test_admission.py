@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import sys
 import time
@@ -27,6 +26,7 @@ from bagua_client.agent.job import name_of
 from bagua_client.communication import verdict
 from bagua_client.environment import Environment
 from bagua_client.torch_private import reducer as torchs
+from tests.client.listening import logged
 from tests.ranks import RankPool
 from tests.strangers import lay
 
@@ -34,19 +34,10 @@ from tests.strangers import lay
 @contextmanager
 def _autotune(**variables: str) -> Iterator[list[str]]:
     """What the client says to everyone while it is on."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     url = {"BAGUA_AUTOTUNE_URL": "http://127.0.0.1:9"}
-    try:
-        with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", **url, **variables}):
-            yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
+    tuned = mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", **url, **variables})
+    with tuned, logged() as lines:
+        yield lines
 
 
 def _trains(model: Any) -> bool:

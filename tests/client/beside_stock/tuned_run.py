@@ -25,6 +25,7 @@ import bagua_client
 from bagua_client import Configuration
 from bagua_client.agent import pace
 from bagua_client.communication import link
+from tests.client.listening import logged
 
 ROWS, WIDTH = 4, 8
 LAST_STEPS = 3
@@ -226,7 +227,7 @@ def beside_torch(
         small = {"SMALLEST_STRIPE_BYTES": 16, "ALIGNED_ELEMENTS": 2}
         stack.enter_context(mock.patch.multiple(link, **small))
         stack.enter_context(mock.patch.object(pace, "MOST_SHARE", math.inf))
-        warnings = stack.enter_context(_warnings())
+        warnings = stack.enter_context(logged(logging.WARNING))
         ours = _run(training, Run(True, is_sharded, None, tried, is_spoilt))
         found, tuning = ours.state(), ours.tuning
         steps, configurations = ours.step, ours.configurations
@@ -239,19 +240,6 @@ def beside_torch(
         configurations,
         warnings,
     )
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
 
 
 def _run(training: Training, run: Run) -> Run:

@@ -82,11 +82,11 @@ def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
     assert (seen["device"], seen["backend"], seen["debug_level"]) == ("cpu", "gloo", "OFF")
 
 
-def _cannot_measure(path: str) -> None:
+def _rank_1_fails_in(place: type, name: str, path: str) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("on purpose")
 
-    failing = mock.patch.object(Timeline, "tensor_ready", fail)
+    failing = mock.patch.object(place, name, fail)
     with failing if torch.distributed.get_rank() == 1 else nullcontext():
         _train(path, 1, 1)
 
@@ -95,26 +95,17 @@ def test_a_rank_that_cannot_measure_ends_the_check_and_no_training(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "found.json"
-    two_ranks.run(_cannot_measure, str(path))
+    two_ranks.run(_rank_1_fails_in, Timeline, "tensor_ready", str(path))
     assert json.loads(path.read_text()) == {
         "refusal": "an error on rank 1; see the log of that rank"
     }
-
-
-def _cannot_look(path: str) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("on purpose")
-
-    failing = mock.patch.object(Surroundings, "look", fail)
-    with failing if torch.distributed.get_rank() == 1 else nullcontext():
-        _train(path, 1, 1)
 
 
 def test_a_rank_that_cannot_look_around_measures_all_the_same(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "found.json"
-    two_ranks.run(_cannot_look, str(path))
+    two_ranks.run(_rank_1_fails_in, Surroundings, "look", str(path))
     found = json.loads(path.read_text())
     assert len(found["steps"]) == 15
     assert [seen["ranks"] for seen in found["seen"]] == [[0], [1]]

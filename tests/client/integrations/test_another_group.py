@@ -4,7 +4,6 @@ group is another one, or was destroyed. What was made for them goes, and the mod
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from bagua_client import DistributedDataParallel
 from bagua_client.integrations.distributed_data_parallel import CHANGED, DESTROYED
 from bagua_client.threads import TorchThread
 from bagua_client.torch_private.groups import pg_names
+from tests.client.listening import logged
 from tests.ranks import RankFailure, RankPool
 
 # Nobody answers there; several channels are what has groups and threads of its own.
@@ -74,16 +74,8 @@ def _changed(kind: type[Stock], keep: int) -> Any:
 
 
 def _with_lines(function: Callable[[], Any]) -> tuple[Any, list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    try:
-        with mock.patch.dict(os.environ, TUNED):
-            return function(), [line for line in lines if CHANGED in line or DESTROYED in line]
-    finally:
-        logger.removeHandler(handler)
+    with mock.patch.dict(os.environ, TUNED), logged() as lines:
+        return function(), [line for line in lines if CHANGED in line or DESTROYED in line]
 
 
 def _beside_stock(keep: int) -> tuple[bool, list[str]]:
