@@ -467,15 +467,20 @@ class Unit:
         context = group.comm_ctx
         states = getattr(context, "reduce_scatter_states", None)
         scattered = [context.reduce_scatter_state] if states is None else states
-        events = [*getattr(context, "_last_post_reduce_events", {}).values()]
-        events += [state.event for state in scattered if state is not None]
-        for event in events:
-            if event is not None:
-                group.device_handle.current_stream().wait_event(event)
+        events = [state.event for state in scattered if state is not None and state.event]
+        for event in (*events, *self._sums_on_their_way()):
+            group.device_handle.current_stream().wait_event(event)
         if states is None:
             context.reduce_scatter_state = None
         else:
             states.clear()
+
+    def _sums_on_their_way(self) -> list[Any]:
+        """Events at the end of what torch sums up for it, on streams of torch's own. Since torch
+        2.13 they are the streams'."""
+        last = getattr(self.group.comm_ctx, "_last_post_reduce_events", {}).values()
+        own = getattr(self.group, "_post_reduce_event", None)
+        return [*last, *([] if own is None else [own])]
 
     def _show_own(self) -> None:
         """Let its modules have the parameters that the optimizer has, although it is gathered."""
@@ -495,7 +500,10 @@ class Unit:
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """This rank's parts of those of its parameters that have one."""
+        """This rank's parts of those of its parameters that have one. The current stream waits for
+        what is summed up: after a pass that is said not to be the last, torch does not."""
+        for event in self._sums_on_their_way():
+            self.group.device_handle.current_stream().wait_event(event)
         held = [each.sharded_param.grad for each in self.group.fsdp_params]
         return [gradient._local_tensor for gradient in held if gradient is not None]
 
