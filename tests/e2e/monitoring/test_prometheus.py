@@ -71,7 +71,7 @@ def test_every_expression_of_dashboards_and_rules_returns_samples(
         wait_until(lambda: bool(service.get("jobs")["jobs"]), "the registration", 100)
         pending = all_expressions(service.get("jobs")["jobs"][-1]["name"])
         assert len(pending) > 100
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 400
         while pending:
             assert time.monotonic() < deadline, pending
             if training.done():
