@@ -67,7 +67,7 @@ def test_every_expression_of_dashboards_and_rules_returns_samples(
     pool = tuned_ranks(service.url, (2,))
     address = service.url.removeprefix("http://")
     with scraping(PROGRAM, tmp_path, address) as prometheus, ThreadPoolExecutor() as threads:
-        training = threads.submit(pool.run, train_two, 0.03, 0.02, timeout_seconds=200)
+        training = threads.submit(pool.run, train_two, 0.03, 0.02, timeout_seconds=450)
         wait_until(lambda: bool(service.get("jobs")["jobs"]), "the registration", 100)
         pending = all_expressions(service.get("jobs")["jobs"][-1]["name"])
         assert len(pending) > 100
