@@ -81,8 +81,6 @@ def arguments() -> argparse.Namespace:
         parser.error(f"{options.copies} copies need as many ranks each, at least two")
     if options.profile and (not options.gpus or options.memory_tunings):
         parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
-    if options.allow and options.micro_batches > 1:
-        parser.error("--allow is for a step of one micro-batch")
     if options.only_allowed and (not options.allow or options.by_hand or options.overhead):
         parser.error("--only-allowed is for tunings, and needs --allow")
     if options.smoke:
@@ -91,27 +89,19 @@ def arguments() -> argparse.Namespace:
 
 
 def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm]]:
-    """What is swept by hand: settings that leave the numbers as they are, and others. Of a step of
-    several micro-batches it is what travels in which, as each takes that many times as long."""
+    """What is swept by hand: settings that leave the numbers as they are, and others."""
     kept, channels, on_gpu = (0, layers // 2, layers), options.channels, bool(options.gpus)
     exact = [_ours({}, DEFAULT)]
     if options.micro_batches > 1:
-        blocks = [{"recomputed_blocks": n} for n in (layers, 0)] if options.recompute else [{}]
-        names = "kept_over_micro_batches", "deferred_reduction"
+        exact += _over_micro_batches(layers, options)
+    else:
         exact += [
-            _ours({"channels": count, names[0]: over, names[1]: deferred, **block})
-            for count, over, deferred, block in product(
-                channels, ("off", "on"), ("off", "on"), blocks
-            )
+            _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
+            for keep, count, ahead in product(kept, channels, (0, 2) if on_gpu else (0,))
+            if (keep, count, ahead) != (0, 1, 0)
         ]
-        return exact, []
-    exact += [
-        _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
-        for keep, count, ahead in product(kept, channels, (0, 2) if on_gpu else (0,))
-        if (keep, count, ahead) != (0, 1, 0)
-    ]
-    if on_gpu:
-        exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
+        if on_gpu:
+            exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     has_nodes = len(options.gpus or ()) > options.hosts > 1 == options.copies
     if has_nodes:
         exact += [
@@ -125,6 +115,20 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
         for name, keep, count, way in product(options.allow, (0, layers), channels, ways)
     ]
     return exact, narrow
+
+
+def _over_micro_batches(layers: int, options: argparse.Namespace) -> list[Arm]:
+    """What travels in which micro-batch: a sweep of all else would take that many times as long."""
+    choices: dict[str, Sequence[Any]] = {
+        "kept_over_micro_batches": ("off", "on"),
+        "deferred_reduction": ("off", "on"),
+        "kept_units": (0, layers),
+        "channels": options.channels,
+    }
+    if options.recompute:
+        choices["recomputed_blocks"] = (layers, 0)
+    swept = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    return [_ours(changes) for changes in swept]
 
 
 def _knob_of(allowed: str) -> dict[str, str]:

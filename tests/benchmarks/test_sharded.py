@@ -42,6 +42,17 @@ def test_ways_across_nodes_are_swept_where_one_copy_is_spread_over_nodes_of_seve
     assert ways == ({"hierarchical", "node_copy"} if has_ways else set())
 
 
+@pytest.mark.parametrize(("given", "count"), [([], 9), (["--recompute"], 17)])
+def test_of_micro_batches_it_is_swept_what_travels_in_which(
+    given: list[str], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["--gpus", "0", "0", "--micro-batches", "8", "--channels", "1", *given]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *told, "--allow", "bfloat16"])
+    exact, narrow = sharded.swept(12, sharded.arguments())
+    assert len({arm["name"] for arm in exact}) == len(exact) == count
+    assert [arm["configuration"]["kept_units"] for arm in narrow] == [0, 12]
+
+
 def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -244,8 +244,9 @@ def _allowed(basis: _Basis, problem: Problem) -> Problem:
         return problem
     hopeless, unfit = basis.hopeless_values, too_large(basis.trials)
     room = Room(basis.trials, basis.job.baseline)
-    measured = {trial.configuration for trial in basis.trials if trial.estimate}
-    kept = {basis.job.baseline, *measured} - banned
+    # The search is told what is measured, and what to expect of what runs.
+    told = {trial.configuration for trial in basis.trials if trial.estimate or trial.is_open}
+    kept = {basis.job.baseline, *told} - banned
     allowed = tuple(
         c
         for c in problem.candidates

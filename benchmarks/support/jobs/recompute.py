@@ -15,9 +15,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,7 +81,7 @@ class Training:
     """
 
     def __init__(self, spec: Mapping[str, Any], device: torch.device, is_ours: bool = True) -> None:
-        self._spec, self._device, self._is_ours = spec, device, is_ours
+        self.spec, self._device, self._is_ours = spec, device, is_ours
         torch.manual_seed(0)
         with device:
             model, blocks = transformer(spec)
@@ -93,7 +94,7 @@ class Training:
         self._tokens = torch.randint(0, words, shape, device=device, generator=generator)
 
     def _wrapped(self, model: nn.Module, blocks: nn.ModuleList) -> Any:
-        spec, ranks = self._spec, self._spec["ranks"]
+        spec, ranks = self.spec, self.spec["ranks"]
         if spec["way"] == "transformers":
             model.gradient_checkpointing_enable({"use_reentrant": False})
         for place, block in enumerate(blocks):
@@ -121,7 +122,7 @@ class Training:
         """
         tokens = self._tokens[:, :length]
         self._optimizer.zero_grad()
-        is_mixed = self._spec["ranks"] != "sharded"
+        is_mixed = self.spec["ranks"] != "sharded"
         with torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext():
             loss = self.model(input_ids=tokens, labels=tokens).loss
         loss.backward()
@@ -167,19 +168,21 @@ def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> 
     stock = Training(spec, device, is_ours=False) if spec["beside_stock"] else None
     names = [*settings, *(["stock"] if stock is not None else [])]
     rows: dict[str, dict[str, Any]] = {name: {"seconds": [], "gib": 0.0} for name in names}
+
+    def measure(name: str, model: Training) -> None:
+        seconds, gib = timed(model, device, spec["measured_steps"])
+        rows[name]["seconds"] += seconds
+        rows[name]["gib"] = max(rows[name]["gib"], gib)
+
     for _ in range(spec["rounds"]):
         if stock is not None:
-            seconds, gib = timed(stock, device, spec["measured_steps"])
-            rows["stock"]["seconds"] += seconds
-            rows["stock"]["gib"] = max(rows["stock"]["gib"], gib)
+            measure("stock", stock)
         for name, configuration in settings.items():
             if rows[name].get("misfit") or not training.model.reconfigure(configuration):
                 rows[name]["misfit"] = True
                 training.step()
                 continue
-            seconds, gib = timed(training, device, spec["measured_steps"])
-            rows[name]["seconds"] += seconds
-            rows[name]["gib"] = max(rows[name]["gib"], gib)
+            measure(name, training)
     return rows
 
 
@@ -206,7 +209,7 @@ def _limited(
     memory: DeviceMemory,
     limit_to: Callable[[float], None],
 ) -> Iterator[dict[str, Any]]:
-    draw, tokens = random.Random(spec["seed"]), spec["tokens"]
+    draw = random.Random(spec["seed"])
     training: Training | None = Training(spec, device)
     assert training is not None
     tuned(training, spec)
@@ -217,45 +220,61 @@ def _limited(
         memory.reset()
         timed(training, device, 1)
         peaks.append(memory.taken().peak_bytes)
+    training = None
     for number in range(spec["limits"]):
-        training = None
-        gc.collect()
-        limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1])
-        limit_to(limit)
         # Another model, so that nothing is known of it from the tunings before.
         another = {**spec, "vocabulary": spec["vocabulary"] + number}
-        training, steps, varies = Training(another, device), 0, number % 2 == 1
-        memory.reset()
-        before, most, ran_out = memory.taken().retries, 0, ""
-        lengths: list[int | None] = []
-        try:
-            while steps == 0 or (training.model.is_tuning and steps < spec["most_steps"]):
-                lengths.append(draw.randint(tokens // 4, tokens) if varies else None)
-                training.step(lengths[-1])
-                steps, most = steps + 1, max(most, memory.taken().peak_bytes)
-        except torch.OutOfMemoryError as error:
-            ran_out = f"{training.model.configuration}: {error}"
-        found = {
-            "limit_gib": limit / 2**30,
-            "varies": varies,
-            "out_of_memory": ran_out,
-            "retries": memory.taken().retries - before,
-            "peak_share": most / limit,
-            "steps": steps,
-            "recomputed": training.model.configuration.recomputed_blocks,
-            "summary": training.model.tuning.summary,
-        }
-        training = None
+        limit = draw.uniform(1.1 * peaks[0], 1.2 * peaks[1])
         gc.collect()
         limit_to(limit)
-        found["stock_ran_out"] = bool(ran_out) and _stock_runs_out(another, device, lengths)
-        yield found
+        found = _tuned_within(limit, Training(another, device), _lengths(spec, number), memory)
+        gc.collect()
+        limit_to(limit)
+        same = islice(_lengths(spec, number), found["steps"] + 1)
+        ran_out = bool(found["out_of_memory"])
+        found["stock_ran_out"] = ran_out and stock_runs_out(another, device, same)
+        yield {**found, "varies": _is_varied(number)}
 
 
-def _stock_runs_out(
-    spec: Mapping[str, Any], device: torch.device, lengths: Sequence[int | None]
+def _is_varied(number: int) -> bool:
+    """Whether the sequences of a tuning are of random lengths."""
+    return number % 2 == 1
+
+
+def _lengths(spec: Mapping[str, Any], number: int) -> Iterator[int | None]:
+    """Of the sequences in each step of a tuning, in tokens; None: all."""
+    draw, tokens = random.Random(f"{spec['seed']}/{number}"), spec["tokens"]
+    while True:
+        yield draw.randint(tokens // 4, tokens) if _is_varied(number) else None
+
+
+def _tuned_within(
+    limit: float, training: Training, lengths: Iterator[int | None], memory: DeviceMemory
+) -> dict[str, Any]:
+    """One tuning within a limit of so many bytes: what it has taken."""
+    memory.reset()
+    before, steps, most, ran_out = memory.taken().retries, 0, 0, ""
+    try:
+        while steps == 0 or (training.model.is_tuning and steps < training.spec["most_steps"]):
+            training.step(next(lengths))
+            steps, most = steps + 1, max(most, memory.taken().peak_bytes)
+    except torch.OutOfMemoryError as error:
+        ran_out = f"{training.model.configuration}: {error}"
+    return {
+        "limit_gib": limit / 2**30,
+        "out_of_memory": ran_out,
+        "retries": memory.taken().retries - before,
+        "peak_share": most / limit,
+        "steps": steps,
+        "recomputed": training.model.configuration.recomputed_blocks,
+        "summary": training.model.tuning.summary,
+    }
+
+
+def stock_runs_out(
+    spec: Mapping[str, Any], device: torch.device, lengths: Iterable[int | None]
 ) -> bool:
-    """Whether the same steps run out of memory without us, too."""
+    """Whether these steps run out of memory without us, too."""
     try:
         stock = Training(spec, device, is_ours=False)
         for length in lengths:

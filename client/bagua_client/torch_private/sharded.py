@@ -467,20 +467,21 @@ class Unit:
         context = group.comm_ctx
         states = getattr(context, "reduce_scatter_states", None)
         scattered = [context.reduce_scatter_state] if states is None else states
-        events = [state.event for state in scattered if state is not None and state.event]
-        for event in (*events, *self._sums_on_their_way()):
-            group.device_handle.current_stream().wait_event(event)
+        self._await_sums(*(state.event for state in scattered if state is not None))
         if states is None:
             context.reduce_scatter_state = None
         else:
             states.clear()
 
-    def _sums_on_their_way(self) -> list[Any]:
-        """Events at the end of what torch sums up for it, on streams of torch's own. Since torch
-        2.13 they are the streams'."""
-        last = getattr(self.group.comm_ctx, "_last_post_reduce_events", {}).values()
-        own = getattr(self.group, "_post_reduce_event", None)
-        return [*last, *([] if own is None else [own])]
+    def _await_sums(self, *events: Any) -> None:
+        """Have the current stream wait for these, and for what torch sums up on others of its own;
+        of which each release notes the end in one of two places. On a CPU there are none."""
+        group = self.group
+        by_stream = getattr(group.comm_ctx, "_last_post_reduce_events", {}).values()
+        own = getattr(group, "_post_reduce_event", None)
+        for event in (*events, *by_stream, own):
+            if event is not None:
+                group.device_handle.current_stream().wait_event(event)
 
     def _show_own(self) -> None:
         """Let its modules have the parameters that the optimizer has, although it is gathered."""
@@ -502,8 +503,7 @@ class Unit:
     def gradients(self) -> list[torch.Tensor]:
         """This rank's parts of those of its parameters that have one. The current stream waits for
         what is summed up: after a pass that is said not to be the last, torch does not."""
-        for event in self._sums_on_their_way():
-            self.group.device_handle.current_stream().wait_event(event)
+        self._await_sums()
         held = [each.sharded_param.grad for each in self.group.fsdp_params]
         return [gradient._local_tensor for gradient in held if gradient is not None]
 

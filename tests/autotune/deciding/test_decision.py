@@ -11,11 +11,13 @@ import pytest
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import Bill, make_result
+from bagua_autotune.deciding.room import Room
 from bagua_autotune.measuring.objective import Speed, StepTime
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import lowest
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Categorical
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import HARM
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
@@ -272,3 +274,32 @@ def test_ranks_that_do_not_wait_make_steps_at_their_own_speed() -> None:
     # In 6 s the fast rank makes three and the slow one one: as two ranks of 3 s would.
     assert StepTime().seconds(StepTime().cost([2.0, 6.0], apart=True)) == pytest.approx(3.0)
     assert StepTime().seconds(StepTime().cost([2.0, 6.0])) == pytest.approx(6.0)
+
+
+def test_a_trial_that_runs_stays_in_the_search_though_it_may_not_be_asked_for_any_more() -> None:
+    counts = tuple(range(16, -2, -2))
+    blocks = {count: Configuration(recomputed_blocks=count) for count in counts}
+    default, running, refused = blocks[16], blocks[2], blocks[0]
+
+    def told(index: int, what: Configuration, gib: int, seconds: float | None) -> Trial:
+        memory = Memory(
+            peak_bytes=gib, limit_bytes=900, device_bytes=1000, is_predicted=seconds is None
+        )
+        if seconds is None:
+            return Trial(index, "search", what, "infeasible", failure="no", memory=memory)
+        found = Estimate(math.log(seconds), 0.002, 20)
+        return Trial(index, "search", what, "measured", found, memory=memory)
+
+    trials = [
+        told(0, default, 100, 0.2),
+        told(1, refused, 1000, None),
+        told(2, blocks[12], 350, 0.18),
+        Trial(3, "search", running),
+    ]
+    assert not Room(trials, default).may_fit(running)
+    space = {"recomputed_blocks": Categorical(values=counts)}
+    job = replace(make_job(), space=space, baseline=default)
+    problem = Problem(space, [*blocks.values()])
+    found = decide(Round(job, trials), lambda: problem, partial(make_searcher, "bayesian"))
+    assert isinstance(found, Propose)
+    assert Room(trials, default).may_fit(found.configuration)

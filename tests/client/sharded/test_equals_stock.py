@@ -355,7 +355,7 @@ def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
     assert two_ranks.run(_gathers, told, {**on, "kept_units": 4}) == [3 * 5] * 2
 
 
-def _offered(
+def what_is_offered(
     kind: Kind, knob: str = "kept_over_micro_batches", allowed: Sequence[str] = ()
 ) -> tuple[list[Any], str, str]:
     """What is tried of it after some steps, why not more, and why that cannot be had."""
@@ -369,14 +369,14 @@ def _offered(
     return [*tunable.offer.values(allowed).get(knob, ["off"])], row.left_alone, row.cannot("on")
 
 
-def test_it_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
+def test_it_iswhat_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
     two_ranks: RankPool,
 ) -> None:
-    assert two_ranks.run(_offered, Kind()) == [(["off"], "", "")] * 2
-    assert two_ranks.run(_offered, FOUR) == [(["off", "on"], "", "")] * 2
+    assert two_ranks.run(what_is_offered, Kind()) == [(["off"], "", "")] * 2
+    assert two_ranks.run(what_is_offered, FOUR) == [(["off", "on"], "", "")] * 2
     written = replace(FOUR, amid="weights written")
-    assert two_ranks.run(_offered, written) == [(["off", "on"], "", "")] * 2
-    values, why, cannot = two_ranks.run(_offered, replace(FOUR, amid="data written"))[0]
+    assert two_ranks.run(what_is_offered, written) == [(["off", "on"], "", "")] * 2
+    values, why, cannot = two_ranks.run(what_is_offered, replace(FOUR, amid="data written"))[0]
     assert values == ["off"]
     assert "writes to weights' data between two micro-batches" in why
     assert cannot
@@ -431,9 +431,9 @@ def test_unreduced_gradients_are_thrown_away_as_others(two_ranks: RankPool, amid
 
 
 @pytest.mark.slow
-def test_what_is_deferred_is_offered_where_the_last_one_is_told(two_ranks: RankPool) -> None:
+def test_what_is_deferred_iswhat_is_offered_where_the_last_one_is_told(two_ranks: RankPool) -> None:
     def offered(kind: Kind, *allowed: str) -> tuple[list[Any], str]:
-        one, other = two_ranks.run(_offered, kind, "deferred_reduction", allowed)
+        one, other = two_ranks.run(what_is_offered, kind, "deferred_reduction", allowed)
         assert one == other
         return one[:2]
 

@@ -11,8 +11,15 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from tests.client.sharded.models import Kind, differs
-from tests.client.sharded.test_equals_stock import COUNTS, DEFERRED, KEPT_ON, SEQUENCE, TOLD
-from tests.ranks import RankFailure, RankPool
+from tests.client.sharded.test_equals_stock import (
+    COUNTS,
+    DEFERRED,
+    KEPT_ON,
+    SEQUENCE,
+    TOLD,
+    what_is_offered,
+)
+from tests.ranks import RankPool
 
 pytestmark = pytest.mark.skipif(
     not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="torch before 2.15"
@@ -47,10 +54,13 @@ def test_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("awaits", ["", "gradient sync"])
 def test_passes_ended_by_hand(four_ranks: RankPool, awaits: str) -> None:
-    """Units are kept over micro-batches; torch takes no gradients that wait, so that is refused."""
     kind = replace(BY_HAND, replicas=2, width=8, micro_batches=COUNTS, awaits=awaits, clips=True)
     assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
-    told = replace(kind, tells="ours", micro_batches=(2,))
-    refused = {3: {"deferred_reduction": "copies"}}
-    with pytest.raises(RankFailure, match="AssertionError"):
-        four_ranks.run(differs, told, refused, 5)
+
+
+def test_nothing_waits_for_the_last_where_passes_are_ended_by_hand(two_ranks: RankPool) -> None:
+    told = replace(BY_HAND, tells="torch's", micro_batches=(4,))
+    for values, why, cannot in two_ranks.run(what_is_offered, told, "deferred_reduction"):
+        assert values == ["off"]
+        assert "itself ends each backward pass (set_manual_backward_finalization)" in why
+        assert cannot

@@ -231,6 +231,26 @@ def test_where_torch_lacks_what_merging_takes_it_is_told_and_all_else_is_tuned(
         assert lacking == f"{lacks}group.reduce_scatter_unused_params"
 
 
+def _awaited_sums() -> list[bool]:
+    """Whether what reads gradients has waited for the sums of each kind of release."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 2)
+    unit = tunable_of(model).units[1]
+    own, by_stream, waited = object(), object(), []
+    told = mock.patch.object(torch.cpu.Stream, "wait_event", lambda _, event: waited.append(event))
+    ends = {"s": by_stream}
+    context = mock.patch.object(unit.group.comm_ctx, "_last_post_reduce_events", ends, create=True)
+    with told, context, mock.patch.object(unit.group, "_post_reduce_event", own, create=True):
+        _ = unit.gradients
+    return [own in waited, by_stream in waited]
+
+
+def test_gradients_are_read_once_torch_has_summed_them_up(two_ranks: RankPool) -> None:
+    """On a GPU torch does so on a stream of its own, for which a pass that is not the last does not
+    wait."""
+    assert two_ranks.run(_awaited_sums) == [[True, True]] * 2
+
+
 def _set_later() -> tuple[list[bool], list[int]]:
     """For each unit, after a change: whether it is kept, and how many it gathers ahead, where the
     training has set both after the change before."""
