@@ -102,35 +102,6 @@ def test_buckets_run_in_their_order_whichever_is_ready_first(two_ranks: RankPool
     assert two_ranks.run(_in_order) == [(["first", "second"] * 2, [36.0, 36.0])] * 2
 
 
-def _peers(hierarchical: bool) -> list[float]:
-    """By how much the averages of two exchanges are wrong."""
-    _begin()
-    rank = dist.get_rank()
-    everything = [_values(each) for each in range(4)]
-    bucket, backend = _bucket(flatten=True)
-    average = bucket.flattened_tensor()
-    operation = bucket.append_decentralized_synchronous_op(average, hierarchical, "shift_one")
-    wrong = []
-    for peer in ((2, 3, 0, 1), (3, 2, 1, 0)):
-        assert torch.equal(_run(bucket, backend), everything[rank])
-        operation.copy_back_peer_weight(bucket.backend_bucket)
-        # Two nodes have no other to meet.
-        met = everything if hierarchical else [everything[rank], everything[peer[rank]]]
-        found = torch.cat(bucket.tensors)
-        wrong.append(float((found - torch.stack(met).mean(0)).abs().max()))
-        for tensor, values in zip(bucket.tensors, everything[rank].split(SIZES), strict=True):
-            tensor.copy_(values)
-    return wrong
-
-
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_averages_with_peers_are_copied_back_on_demand(
-    four_ranks: RankPool, hierarchical: bool
-) -> None:
-    for wrong in four_ranks.run(_peers, hierarchical):
-        assert max(wrong) < 1e-6
-
-
 def _rounds() -> tuple[float, bool]:
     """How far a bucket is off the mean, to which it has added while it was under way; whether
     rounds are made after one rank has ended them."""

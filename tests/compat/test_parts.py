@@ -6,13 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from flask import Flask
 from torch import nn
 from werkzeug.serving import make_server
@@ -29,37 +27,8 @@ from bagua_compat.service import (
 from bagua_compat.torch_api import env, utils
 from bagua_compat.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua_compat.torch_api.checkpoint import load_checkpoint, save_checkpoint
-from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
-
-
-def _training() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-    optimizer.zero_grad()
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    schedule.step()
-
-
-def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    first = _training()
-    assert load_checkpoint(tmp_path, *first) == 0
-    _step(*first)
-    save_checkpoint(7, tmp_path, *first)
-    second = _training()
-    assert load_checkpoint(tmp_path, *second) == 7
-    for training in (first, second):
-        _step(*training)
-    torch.testing.assert_close(first[0].state_dict(), second[0].state_dict(), rtol=0, atol=0)
-    assert first[2].get_last_lr() == second[2].get_last_lr()
-    assert (tmp_path / "iter_0000007" / "mp_rank_00_model_states.pt").is_file()
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "7"
 
 
 def test_names_that_differ_are_an_error_unless_asked_for(tmp_path: Path) -> None:
@@ -67,40 +36,6 @@ def test_names_that_differ_are_an_error_unless_asked_for(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match=r"Missing key"):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)))
     assert load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)), strict=False) == 1
-
-
-class _Experts(nn.Module):
-    """The names that a model with two experts on each rank has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Linear(2, 2)
-        self.bagua_moe = nn.Module()
-        self.bagua_moe.experts = nn.Module()
-        self.bagua_moe.experts.bagua_experts = nn.ModuleList([nn.Linear(1, 1) for _ in range(2)])
-
-
-def _checkpoints_of_experts(folder: str) -> tuple[int, bool, list[str]]:
-    model = nn.ModuleDict({"layer": _Experts()})
-    with torch.no_grad():
-        for i, weight in enumerate(model["layer"].bagua_moe.parameters()):
-            weight.fill_(10.0 * dist.get_rank() + i)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1 * (1 + dist.get_rank()))
-    save_checkpoint(3, folder, model, optimizer)
-    loaded = nn.ModuleDict({"layer": _Experts()})
-    other = torch.optim.SGD(loaded.parameters(), 9.0)
-    iteration = load_checkpoint(folder, loaded, other)
-    own = [list(each["layer"].bagua_moe.parameters()) for each in (model, loaded)]
-    is_same = all(map(torch.equal, *own))
-    is_same &= other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    return iteration, is_same, sorted(path.name for path in Path(folder).glob("iter_*/*"))
-
-
-def test_each_rank_saves_its_experts(two_ranks: RankPool, tmp_path: Path) -> None:
-    files = [f"expert_{i}_mp_rank_00_model_states.pt" for i in range(4)]
-    files += [f"expert_parallel_rank_{i}_mp_rank_00_optim_states.pt" for i in range(2)]
-    files += ["mp_rank_00_model_states.pt"]
-    assert two_ranks.run(_checkpoints_of_experts, str(tmp_path)) == [(3, True, files)] * 2
 
 
 def test_the_average_weighs_by_time() -> None:

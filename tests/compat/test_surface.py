@@ -226,8 +226,3 @@ def test_every_import_of_the_release_works_under_bagua_s_name(tmp_path: Path) ->
     done = start("-c", FIND, "imports", "modules", folder=tmp_path, variables=variables)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
-
-
-@pytest.mark.parametrize("ours", sorted(set(ELSEWHERE.values())))
-def test_modules_of_ours_that_have_bagua_s_names_exist(ours: str) -> None:
-    assert importlib.util.find_spec(ours) is not None
