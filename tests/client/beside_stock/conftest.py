@@ -56,20 +56,21 @@ class Beside:
 
 
 # Ours when tuning is off is compared by torch's own tests (make upstream-ddp).
-WAYS = {
-    "recut": ("pair_of_ranks", FLAT),
-    "recut-by-node": ("two_by_two_ranks", BY_NODE),
-}
+WAYS = {"flat": ("pair_of_ranks", FLAT), "by-node": ("two_by_two_ranks", BY_NODE)}
 
 
 @pytest.fixture
-def beside_flat(pair_of_ranks: RankPool) -> Beside:
-    """For what does not meet the way that buckets travel."""
-    return Beside(pair_of_ranks, FLAT)
-
-
-@pytest.fixture(params=list(WAYS))
 def beside(request: pytest.FixtureRequest) -> Beside:
-    """Each of the ways in turn."""
-    pool, recuts = WAYS[request.param]
+    """In one of the ways."""
+    pool, recuts = WAYS[getattr(request, "param", "flat")]
     return Beside(request.getfixturevalue(pool), recuts)
+
+
+def table(*rows: tuple[Any, ...]) -> pytest.MarkDecorator:
+    """Of a way, a function that compares, and its arguments: values and ways in pairs, so that a
+    fault of one is seen in some row, and not in all that have it."""
+    named = [
+        pytest.param(way, function, arguments, id="-".join([way, function.__name__, str(at)]))
+        for at, (way, function, *arguments) in enumerate(rows)
+    ]
+    return pytest.mark.parametrize(("beside", "compare", "arguments"), named, indirect=["beside"])

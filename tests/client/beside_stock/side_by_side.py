@@ -38,8 +38,36 @@ BY_NODE = (
     Configuration(1, "shards"),
 )
 STEPS = 2 * len(FLAT)
+WIDTH = 24
 LEARNING_RATE = 0.05
 RELATIVE = {**comparison.RELATIVE, torch.float16: 2**-8}
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def normed() -> nn.Sequential:
+    """With buffers."""
+    first = nn.Linear(WIDTH, WIDTH, bias=False)
+    return nn.Sequential(first, nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def inputs(grad: bool = False) -> torch.Tensor:
+    return torch.randn(3, WIDTH, requires_grad=grad)
+
+
+def backward(output: torch.Tensor) -> None:
+    output.square().mean().backward()
+
+
+def passes(wrapper: Stock, step: int = 0) -> None:
+    """One forward, and one backward."""
+    backward(wrapper(inputs()))
+
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""What torch says of weights that had no gradient."""
 
 
 def side_by_side(

@@ -27,7 +27,6 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.checkpoint import checkpoint
 
 from tests.client.beside_stock.tuned_run import ROWS, WIDTH, Run, batch
 
@@ -35,7 +34,7 @@ BLOCKS = 2
 
 
 class Net(nn.Module):
-    """Blocks that may be left out, and recomputed; and a head."""
+    """Blocks and a head."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -44,17 +43,10 @@ class Net(nn.Module):
             for _ in range(BLOCKS)
         )
         self.head = nn.Linear(WIDTH, WIDTH)
-        self.skipped = -1
-        self.is_reentrant: bool | None = None
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        for place, block in enumerate(self.blocks):
-            if place == self.skipped:
-                continue
-            if self.is_reentrant is None:
-                values = block(values)
-            else:
-                values = checkpoint(block, values, use_reentrant=self.is_reentrant)
+        for block in self.blocks:
+            values = block(values)
         found: torch.Tensor = self.head(values)
         return found
 
@@ -264,33 +256,21 @@ def _restored(set_to: Callable[[Any], None], value: Any, before: Any) -> Iterato
         set_to(before)
 
 
-def deterministic(run: Run) -> None:
-    with _restored(torch.use_deterministic_algorithms, True, False):
-        simply(run, run.wrap(Net()))
-
-
-def anomaly_mode(run: Run) -> None:
+def deterministic_and_with_anomalies_shown(run: Run) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.autograd.detect_anomaly():
+        is_set = torch.use_deterministic_algorithms
+        with _restored(is_set, True, False), torch.autograd.detect_anomaly():
             simply(run, run.wrap(Net()))
 
 
-def default_float64(run: Run) -> None:
-    with _restored(torch.set_default_dtype, torch.float64, torch.float32):
-        simply(run, run.wrap(Net()))
-
-
-def default_bfloat16(run: Run) -> None:
-    with _restored(torch.set_default_dtype, torch.bfloat16, torch.float32):
-        simply(run, run.wrap(Net()))
-
-
-def default_device(run: Run) -> None:
-    """What names no device is made elsewhere, as where a script says that all is on a GPU."""
-    model = run.wrap(Net())
-    with _restored(torch.set_default_device, "meta", None):
-        simply(run, model)
+def other_defaults(run: Run) -> None:
+    """Of numbers, and of where what names no device is made, as in scripts for a GPU."""
+    other = torch.float64 if run.is_sharded else torch.bfloat16
+    with _restored(torch.set_default_dtype, other, torch.float32):
+        model = run.wrap(Net())
+        with _restored(torch.set_default_device, "meta", None):
+            simply(run, model)
 
 
 def autocast_and_scaler(run: Run) -> None:
@@ -318,9 +298,8 @@ def grad_mode_turned_round(run: Run) -> None:
             with torch.enable_grad():
                 descend(run, optimizer, loss_of(model, values))
             model.eval()
-            if not run.is_sharded:
-                with torch.inference_mode():
-                    run.losses.append(loss_of(model, values).clone())
+            with torch.inference_mode():
+                run.losses.append(loss_of(model, values).clone())
             run.losses.append(loss_of(model, values))
             model.train()
 
@@ -330,17 +309,13 @@ def grad_mode_turned_round(run: Run) -> None:
 
 def meta_weights(run: Run) -> None:
     with torch.device("meta"):
-        module = Net()
-    if not run.is_sharded:
-        module = module.to_empty(device="cpu")
-    model = module if not run.is_sharded else run.wrap(module)
-    if run.is_sharded:
-        model.to_empty(device="cpu")
+        model = run.wrap(Net())
+    model.to_empty(device="cpu")
     torch.manual_seed(3)
     for each in model.modules():
         if isinstance(each, nn.Linear):
             each.reset_parameters()
-    simply(run, model if run.is_sharded else run.wrap(module))
+    simply(run, model)
 
 
 def parametrized(run: Run) -> None:
@@ -354,7 +329,7 @@ def parametrized(run: Run) -> None:
 def averaged_copies(run: Run) -> None:
     """EMA of the module that is wrapped; and a copy of the wrapper itself, in mid-training."""
     model = run.wrap(Net())
-    average = copy.deepcopy(getattr(model, "module", model)).requires_grad_(False)
+    average = copy.deepcopy(model.module).requires_grad_(False)
     optimizer = run.sgd(model)
     for values in run.batches():
         descend(run, optimizer, loss_of(model, values))
@@ -365,12 +340,7 @@ def averaged_copies(run: Run) -> None:
             loss = loss_of(twin, values)
             loss.backward()  # type: ignore[no-untyped-call]
             run.losses.append(loss.detach())
-    run.losses += [_shard(each) for each in average.parameters()]
-
-
-def _shard(value: Any) -> torch.Tensor:
-    found: torch.Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return found.detach()
+    run.losses += [each.detach() for each in average.parameters()]
 
 
 def saved_and_loaded(run: Run) -> None:
@@ -392,8 +362,7 @@ def saved_and_loaded(run: Run) -> None:
 
 def replaced_storage(run: Run) -> None:
     """Of weights and of gradients."""
-    options = {} if run.is_sharded else {"gradient_as_bucket_view": True}
-    model = run.wrap(Net(), **options)
+    model = run.wrap(Net(), gradient_as_bucket_view=True)
     optimizer = run.sgd(model)
     for values in run.batches():
         optimizer.zero_grad()
@@ -402,9 +371,8 @@ def replaced_storage(run: Run) -> None:
         for each in model.parameters():
             each.grad = each.grad.clone()
         optimizer.step()
-        if not run.is_sharded:
-            for each in model.parameters():
-                each.data = each.data.clone()
+        for each in model.parameters():
+            each.data = each.data.clone()
         run.losses.append(loss.detach())
 
 
@@ -568,13 +536,6 @@ def changed_flags(run: Run) -> None:
         model.train(run.step % 3 != 0)
         module.blocks[run.step % 2].requires_grad_(run.step % 5 < 3)
         descend(run, optimizer, loss_of(model, values))
-
-
-def recomputed(run: Run) -> None:
-    """Activation checkpoints, with random numbers that are drawn a second time."""
-    module = Net(dropout=0.2)
-    module.is_reentrant = False
-    simply(run, run.wrap(module))
 
 
 def compiled_step(run: Run) -> None:

@@ -15,10 +15,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from tests.client.beside_stock.conftest import Beside
+from tests.client.beside_stock.conftest import Beside, table
 from tests.client.beside_stock.side_by_side import (
     Recuts,
     difference,
+    layers,
+    normed,
+    passes,
     recut,
     side_by_side,
     sizes_only,
@@ -27,17 +30,8 @@ from tests.client.beside_stock.side_by_side import (
 
 pytestmark = pytest.mark.slow
 
-WIDTH = 24
 MIDDLE = 3
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
-
-
-def _backward(wrapper: Stock, step: int) -> None:
-    wrapper(torch.randn(3, WIDTH)).square().mean().backward()
-
-
-def _layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
 def tripled(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,40 +45,31 @@ def tripled(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torc
 tripled.__annotations__ = get_type_hints(tripled)
 
 
-def _with_hook(recuts: Recuts, hook: Hook, at_step: int) -> str | None:
+def python_hook(recuts: Recuts, hook: Hook, at_step: int) -> str | None:
     def train(wrapper: Stock, step: int) -> None:
         if step == at_step:
             wrapper.register_comm_hook(None, hook)
-        _backward(wrapper, step)
+        passes(wrapper)
 
-    return side_by_side(_layers(), train, sizes_only(recuts), rounding=torch.float16)
-
-
-@pytest.mark.parametrize("at_step", [0, MIDDLE])
-@pytest.mark.parametrize("hook", [tripled, default_hooks.fp16_compress_hook])
-def test_a_hook(beside: Beside, hook: Hook, at_step: int) -> None:
-    beside.check(_with_hook, hook, at_step)
+    return side_by_side(layers(), train, sizes_only(recuts), rounding=torch.float16)
 
 
-def _with_refused_hook(recuts: Recuts, hook: Hook, at_step: int) -> str | None:
-    """Training goes on as it was after a hook that torch refuses."""
+def refused_hook(recuts: Recuts, at_step: int) -> str | None:
+    """Training goes on as it was after a hook that torch refuses for its annotation."""
+
+    def strange(state: object, bucket: str) -> None:
+        raise AssertionError("nobody calls it")
 
     def train(wrapper: Stock, step: int) -> None:
         if step == at_step:
-            with pytest.raises(TypeError):
-                wrapper.register_comm_hook(None, hook)
-        _backward(wrapper, step)
+            with pytest.raises(ValueError, match="bucket annotation"):
+                wrapper.register_comm_hook(None, strange)
+        passes(wrapper)
 
-    return side_by_side(_layers(), train, recuts)
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="torch takes the hook with CUDA")
-@pytest.mark.parametrize("at_step", [0, MIDDLE])
-def test_a_hook_that_torch_refuses(beside: Beside, at_step: int) -> None:
-    beside.check(_with_refused_hook, default_hooks.bf16_compress_hook, at_step)
+    return side_by_side(layers(), train, recuts)
 
 
-def _with_two_hooks(recuts: Recuts) -> str | None:
+def two_hooks(recuts: Recuts) -> str | None:
     """Torch takes one only; the first one stays in force."""
 
     def train(wrapper: Stock, step: int) -> None:
@@ -93,26 +78,22 @@ def _with_two_hooks(recuts: Recuts) -> str | None:
         if step == 1:
             with pytest.raises(RuntimeError, match="can only be called once"):
                 wrapper.register_comm_hook(None, default_hooks.allreduce_hook)
-        _backward(wrapper, step)
+        passes(wrapper)
 
-    return side_by_side(_layers(), train, sizes_only(recuts))
-
-
-def test_a_second_hook(beside: Beside) -> None:
-    beside.check(_with_two_hooks)
+    return side_by_side(layers(), train, sizes_only(recuts))
 
 
-def _in_the_middle_of_anything(recuts: Recuts) -> str | None:
+def hook_while_a_recut_is_due(recuts: Recuts) -> str | None:
     """The hook comes while buckets travel by a way of ours, or just before they would."""
 
     def train(wrapper: Stock, step: int) -> None:
         if step == 2:
             wrapper.register_comm_hook(None, tripled)
-        _backward(wrapper, step)
+        passes(wrapper)
 
     found = []
     for first in range(len(recuts)):
-        pair = wrapped(_layers())
+        pair = wrapped(layers())
         for step in range(5):
             if step in (0, 2):
                 recut(pair[1], recuts, 2 * first + step)
@@ -124,34 +105,24 @@ def _in_the_middle_of_anything(recuts: Recuts) -> str | None:
     return next((text for text in found if text), None)
 
 
-def test_a_hook_that_comes_when_a_recut_is_due(beside: Beside) -> None:
-    beside.check(_in_the_middle_of_anything)
-
-
-def _builtin(recuts: Recuts, name: str, at_step: int) -> str | None:
+def hook_in_cpp(recuts: Recuts, name: str, at_step: int) -> str | None:
     def train(wrapper: Stock, step: int) -> None:
         if step == at_step:
             wrapper._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, name))
-        _backward(wrapper, step)
+        passes(wrapper)
 
-    return side_by_side(_layers(), train, sizes_only(recuts), rounding=torch.float16)
-
-
-@pytest.mark.parametrize("at_step", [0, MIDDLE])
-@pytest.mark.parametrize("name", ["ALLREDUCE", "FP16_COMPRESS"])
-def test_a_hook_written_in_cpp(beside: Beside, name: str, at_step: int) -> None:
-    beside.check(_builtin, name, at_step)
+    return side_by_side(layers(), train, sizes_only(recuts), rounding=torch.float16)
 
 
-def _power_sgd(recuts: Recuts, at_step: int) -> str | None:
+def power_sgd(recuts: Recuts, at_step: int) -> str | None:
     """What it remembers is cut like the buckets, which therefore stay as they are."""
-    stock, ours = wrapped(_layers())
+    stock, ours = wrapped(layers())
 
     def train(wrapper: Stock, step: int) -> None:
         if step == at_step:
             state = PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
             wrapper.register_comm_hook(state, powerSGD_hook)
-        _backward(wrapper, step)
+        passes(wrapper)
 
     found = None
     for step in range(10):
@@ -168,12 +139,7 @@ def _power_sgd(recuts: Recuts, at_step: int) -> str | None:
     return found
 
 
-@pytest.mark.parametrize("at_step", [0, MIDDLE])
-def test_power_sgd(beside: Beside, at_step: int) -> None:
-    beside.check(_power_sgd, at_step)
-
-
-def _buffer_hook(recuts: Recuts, place: str) -> str | None:
+def hook_for_buffers(recuts: Recuts, place: str) -> str | None:
     """Buffers are added up over the ranks instead of taken from the first one."""
 
     def added_up(state: object, buffers: dict[str, torch.Tensor]) -> list[Any] | None:
@@ -195,17 +161,27 @@ def _buffer_hook(recuts: Recuts, place: str) -> str | None:
         return made
 
     def train(wrapper: Stock, step: int) -> None:
-        _backward(wrapper, step)
+        passes(wrapper)
         with torch.no_grad():
             for buffer in wrapper.buffers():
                 buffer.clamp_(max=5)
 
-    model = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
-    )
-    return side_by_side(model, train, recuts, wrap=wrap)
+    return side_by_side(normed(), train, recuts, wrap=wrap)
 
 
-@pytest.mark.parametrize("place", ["PRE_FORWARD", "POST_FORWARD"])
-def test_a_hook_for_buffers(beside: Beside, place: str) -> None:
-    beside.check(_buffer_hook, place)
+@table(
+    ("flat", python_hook, tripled, 0),
+    ("flat", python_hook, default_hooks.fp16_compress_hook, MIDDLE),
+    ("by-node", refused_hook, MIDDLE),
+    ("flat", two_hooks),
+    ("flat", hook_while_a_recut_is_due),
+    ("by-node", hook_while_a_recut_is_due),
+    ("flat", hook_in_cpp, "ALLREDUCE", MIDDLE),
+    ("flat", hook_in_cpp, "FP16_COMPRESS", 0),
+    ("flat", power_sgd, 0),
+    ("by-node", power_sgd, MIDDLE),
+    ("by-node", hook_for_buffers, "PRE_FORWARD"),
+    ("flat", hook_for_buffers, "POST_FORWARD"),
+)
+def test_hooks_of_the_training_are_torchs(beside: Beside, compare: Any, arguments: Any) -> None:
+    beside.check(compare, *arguments)

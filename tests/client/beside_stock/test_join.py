@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from tests.client.beside_stock.conftest import Beside
-from tests.client.beside_stock.side_by_side import Recuts, side_by_side
+from tests.client.beside_stock.conftest import Beside, table
+from tests.client.beside_stock.side_by_side import (
+    WIDTH,
+    Recuts,
+    normed,
+    passes,
+    side_by_side,
+)
 
 pytestmark = pytest.mark.slow
 
-WIDTH = 24
 EPOCHS = 6
 
 
-def _layers() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
-    )
-
-
-def _backward(wrapper: Stock) -> None:
-    wrapper(torch.randn(3, WIDTH)).square().mean().backward()
-
-
-def _joined(
+def epochs(
     recuts: Recuts, by_initial: bool, find: bool, batches_first: int, outside: int
 ) -> str | None:
     """Each step is an epoch: some batches under ``join``, and some for all ranks after it."""
@@ -35,12 +31,12 @@ def _joined(
     def train(wrapper: Stock, step: int) -> None:
         with wrapper.join(divide_by_initial_world_size=by_initial):
             for _ in range(batches_first + dist.get_rank()):
-                _backward(wrapper)
+                passes(wrapper)
         for _ in range(outside):
-            _backward(wrapper)
+            passes(wrapper)
 
     return side_by_side(
-        _layers(),
+        normed(),
         train,
         recuts,
         steps=EPOCHS,
@@ -49,53 +45,29 @@ def _joined(
     )
 
 
-@pytest.mark.parametrize(
-    ("by_initial", "find", "batches_first", "outside"),
-    [
-        (True, False, 0, 1),
-        (False, False, 0, 1),
-        (False, True, 0, 1),
-        (True, True, 2, 2),
-        (False, False, 1, 0),
-    ],
-)
-def test_join(
-    beside: Beside, by_initial: bool, find: bool, batches_first: int, outside: int
-) -> None:
-    beside.check(_joined, by_initial, find, batches_first, outside)
-
-
-def _join_without_effect(recuts: Recuts) -> str | None:
+def join_that_is_not_enabled(recuts: Recuts) -> str | None:
     def train(wrapper: Stock, step: int) -> None:
         with wrapper.join(enable=False):
-            _backward(wrapper)
+            passes(wrapper)
 
-    return side_by_side(_layers(), train, recuts)
-
-
-def test_join_that_is_not_enabled(beside: Beside) -> None:
-    beside.check(_join_without_effect)
+    return side_by_side(normed(), train, recuts)
 
 
-def _early_end(recuts: Recuts) -> str | None:
+def early_end(recuts: Recuts) -> str | None:
     """All ranks are told in the same step that one of them has no more inputs."""
 
     def train(wrapper: Stock, step: int) -> None:
-        _backward(wrapper)
+        passes(wrapper)
         if step < 3:
             return
         with wrapper.join(throw_on_early_termination=True):
             for _ in range(1 + dist.get_rank()):
-                _backward(wrapper)
+                passes(wrapper)
 
-    return side_by_side(_layers(), train, recuts, error="exhausted")
-
-
-def test_an_early_end_is_the_same_error(beside: Beside) -> None:
-    beside.check(_early_end)
+    return side_by_side(normed(), train, recuts, error="exhausted")
 
 
-def _seldom_recut_between(recuts: Recuts) -> str | None:
+def recuts_between_uneven_epochs(recuts: Recuts) -> str | None:
     """A re-cut comes into force after the first of two epochs that some ranks end early; of all
     pairs, half."""
 
@@ -103,9 +75,9 @@ def _seldom_recut_between(recuts: Recuts) -> str | None:
         if step == 1:
             with wrapper.join():
                 for _ in range(2 * dist.get_rank()):
-                    _backward(wrapper)
+                    passes(wrapper)
         else:
-            _backward(wrapper)
+            passes(wrapper)
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     for first in range(len(recuts)):
@@ -117,5 +89,16 @@ def _seldom_recut_between(recuts: Recuts) -> str | None:
     return None
 
 
-def test_every_recut_after_an_uneven_epoch(beside: Beside) -> None:
-    beside.check(_seldom_recut_between)
+@table(
+    ("flat", epochs, True, False, 0, 1),
+    ("by-node", epochs, False, True, 0, 1),
+    ("flat", epochs, True, True, 2, 2),
+    ("by-node", epochs, False, False, 1, 0),
+    ("flat", join_that_is_not_enabled),
+    ("by-node", early_end),
+    ("by-node", recuts_between_uneven_epochs),
+)
+def test_ranks_that_end_one_by_one_do_as_under_torchs_class(
+    beside: Beside, compare: Any, arguments: Any
+) -> None:
+    beside.check(compare, *arguments)

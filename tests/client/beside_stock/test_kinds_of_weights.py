@@ -19,12 +19,14 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.torch_private.reducer import caps_of
-from tests.client.beside_stock.conftest import Beside
+from tests.client.beside_stock.conftest import Beside, table
 from tests.client.beside_stock.side_by_side import (
     LEARNING_RATE,
     STEPS,
+    WIDTH,
     Recuts,
     difference,
+    normed,
     recut,
     side_by_side,
     sizes_only,
@@ -34,7 +36,6 @@ from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
 
-WIDTH = 24
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Of what torch has for CUDA only; on the CPU it fails, and so must ours."""
 
@@ -60,12 +61,8 @@ class Tied(nn.Module):
         return result
 
 
-def _tied(recuts: Recuts) -> str | None:
+def tied_weights(recuts: Recuts) -> str | None:
     return side_by_side(Tied(), _backward, recuts)
-
-
-def test_tied_weights(beside: Beside) -> None:
-    beside.check(_tied)
 
 
 class TwoDtypes(nn.Module):
@@ -81,24 +78,15 @@ class TwoDtypes(nn.Module):
         return values
 
 
-def _two_dtypes(recuts: Recuts, as_view: bool) -> str | None:
+def two_dtypes(recuts: Recuts, as_view: bool) -> str | None:
     return side_by_side(TwoDtypes(), _backward, recuts, gradient_as_bucket_view=as_view)
 
 
-@pytest.mark.parametrize("as_view", [True, False])
-def test_two_dtypes(beside: Beside, as_view: bool) -> None:
-    beside.check(_two_dtypes, as_view)
-
-
-def _complex(recuts: Recuts) -> str | None:
+def complex_weights(recuts: Recuts) -> str | None:
     def train(wrapper: Stock, step: int) -> None:
         wrapper(torch.randn(3, WIDTH, dtype=torch.complex64)).abs().square().mean().backward()
 
     return side_by_side(_layers(torch.complex64, torch.complex64), train, recuts)
-
-
-def test_complex_weights(beside: Beside) -> None:
-    beside.check(_complex)
 
 
 class Words(nn.Module):
@@ -114,7 +102,7 @@ class Words(nn.Module):
         return result
 
 
-def _sparse(recuts: Recuts, find: bool) -> str | None:
+def sparse_gradients(recuts: Recuts, find: bool) -> str | None:
     def train(wrapper: Stock, step: int) -> None:
         wrapper(torch.randint(40, (3, 4))).square().mean().backward()
 
@@ -126,25 +114,14 @@ def _sparse(recuts: Recuts, find: bool) -> str | None:
     )
 
 
-@pytest.mark.parametrize("find", [True, False])
-def test_sparse_gradients(beside: Beside, find: bool) -> None:
-    beside.check(_sparse, find)
-
-
-def _ignored(recuts: Recuts) -> str | None:
+def ignored_weights_and_buffers(recuts: Recuts) -> str | None:
     """Each rank trains the ignored weights on its own, and keeps its own buffer."""
-    model = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
-    )
+    model = normed()
     Stock._set_params_and_buffers_to_ignore_for_model(model, ["2.weight", "1.running_mean"])
     return side_by_side(model, _backward, recuts)
 
 
-def test_ignored_weights_and_buffers(beside: Beside) -> None:
-    beside.check(_ignored)
-
-
-def _delayed(recuts: Recuts) -> str | None:
+def weights_whose_reduction_is_delayed(recuts: Recuts) -> str | None:
     """Some gradients travel with those of another weight, outside torch's reducer."""
 
     def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
@@ -173,75 +150,7 @@ def _delayed(recuts: Recuts) -> str | None:
     return side_by_side(_layers(*[torch.float32] * 3), train, recuts, wrap=wrap)
 
 
-def test_weights_whose_reduction_is_delayed(beside: Beside) -> None:
-    beside.check(_delayed)
-
-
-def _optimizer_in_backward(recuts: Recuts, as_view: bool) -> str | None:
-    def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
-        _apply_optimizer_in_backward(
-            torch.optim.SGD, module.parameters(), {"lr": LEARNING_RATE, "momentum": 0.5}
-        )
-        return wrapper(module, gradient_as_bucket_view=as_view)
-
-    def none(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD([torch.zeros(1)])
-
-    return side_by_side(
-        _layers(*[torch.float32] * 3).to(DEVICE),
-        _backward,
-        sizes_only(recuts),
-        wrap=wrap,
-        optimizer_of=none,
-        error="" if torch.cuda.is_available() else "Cannot access accelerator device",
-    )
-
-
-NEEDS_GPU = pytest.mark.skipif(
-    torch.version.cuda is not None and not torch.cuda.is_available(),
-    reason="torch's own class needs a GPU for it in a build that has CUDA",
-)
-
-
-@NEEDS_GPU
-@pytest.mark.parametrize("as_view", [True, False])
-def test_optimizers_applied_in_the_backward_pass(beside: Beside, as_view: bool) -> None:
-    beside.check(_optimizer_in_backward, as_view)
-
-
-def _mixed_precision() -> str | None:
-    precision = _MixedPrecision(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
-    )
-    return side_by_side(
-        _layers(torch.float32, torch.float32).to(DEVICE),
-        _backward,
-        (),
-        error="" if torch.cuda.is_available() else "cpu backend doesn't support events",
-        mixed_precision=precision,
-    )
-
-
-@NEEDS_GPU
-def test_mixed_precision(pair_of_ranks: RankPool) -> None:
-    """Torch's own class is wrong in its first pass, so this says only that ours is no worse."""
-    assert pair_of_ranks.run(_mixed_precision) == [None, None]
-
-
-def _recut_under_mixed_precision() -> tuple[str, bool]:
-    """With the hook alone: only a GPU can train with it."""
-    model = DistributedDataParallel(_layers(torch.float32))
-    model.register_comm_hook(object(), _reducer_allreduce_and_upcast_hook)
-    return refusal_of(model, caps_of(model)), model.reconfigure(Configuration(bucket_bytes=1024))
-
-
-def test_mixed_precision_is_not_recut(pair_of_ranks: RankPool) -> None:
-    for refusal, is_recut in pair_of_ranks.run(_recut_under_mixed_precision):
-        assert "wrong in the first pass" in refusal
-        assert not is_recut
-
-
-def _two_wrappers(recuts: Recuts, as_view: bool) -> str | None:
+def two_wrappers_of_one_module(recuts: Recuts, as_view: bool) -> str | None:
     """Both wrap the same module, and are used in turn."""
     module = _layers(*[torch.float32] * 3)
     stock, ours = wrapped(module, gradient_as_bucket_view=as_view)
@@ -264,6 +173,69 @@ def _two_wrappers(recuts: Recuts, as_view: bool) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("as_view", [True, False])
-def test_two_wrappers_of_one_module(beside: Beside, as_view: bool) -> None:
-    beside.check(_two_wrappers, as_view)
+@table(
+    ("by-node", tied_weights),
+    ("flat", two_dtypes, True),
+    ("by-node", two_dtypes, False),
+    ("flat", complex_weights),
+    ("flat", sparse_gradients, True),
+    ("by-node", sparse_gradients, False),
+    ("by-node", ignored_weights_and_buffers),
+    ("flat", weights_whose_reduction_is_delayed),
+    ("flat", two_wrappers_of_one_module, True),
+    ("by-node", two_wrappers_of_one_module, False),
+)
+def test_weights_that_are_not_plain_are_reduced_as_by_torch(
+    beside: Beside, compare: Any, arguments: Any
+) -> None:
+    beside.check(compare, *arguments)
+
+
+def optimizer_in_backward(recuts: Recuts) -> str | None:
+    def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
+        _apply_optimizer_in_backward(
+            torch.optim.SGD, module.parameters(), {"lr": LEARNING_RATE, "momentum": 0.5}
+        )
+        return wrapper(module, gradient_as_bucket_view=True)
+
+    return side_by_side(
+        _layers(*[torch.float32] * 3).to(DEVICE),
+        _backward,
+        sizes_only(recuts),
+        wrap=wrap,
+        optimizer_of=lambda _: torch.optim.SGD([torch.zeros(1)]),
+        error="" if torch.cuda.is_available() else "Cannot access accelerator device",
+    )
+
+
+def mixed_precision(_: Recuts) -> str | None:
+    """Torch's own class is wrong in its first pass, so this says only that ours is no worse."""
+    return side_by_side(
+        _layers(torch.float32, torch.float32).to(DEVICE),
+        _backward,
+        (),
+        error="" if torch.cuda.is_available() else "cpu backend doesn't support events",
+        mixed_precision=_MixedPrecision(*[torch.bfloat16] * 3),
+    )
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(),
+    reason="torch's own class needs a GPU for it in a build that has CUDA",
+)
+@table(("flat", optimizer_in_backward), ("flat", mixed_precision))
+def test_what_torch_has_for_gpus(beside: Beside, compare: Any, arguments: Any) -> None:
+    beside.check(compare, *arguments)
+
+
+def _recut_under_mixed_precision() -> tuple[str, bool]:
+    """With the hook alone: only a GPU can train with it."""
+    model = DistributedDataParallel(_layers(torch.float32))
+    model.register_comm_hook(object(), _reducer_allreduce_and_upcast_hook)
+    return refusal_of(model, caps_of(model)), model.reconfigure(Configuration(bucket_bytes=1024))
+
+
+def test_mixed_precision_is_not_recut(pair_of_ranks: RankPool) -> None:
+    for refusal, is_recut in pair_of_ranks.run(_recut_under_mixed_precision):
+        assert "wrong in the first pass" in refusal
+        assert not is_recut

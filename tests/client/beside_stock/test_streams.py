@@ -90,9 +90,11 @@ def _towers(recuts: Recuts, backend: str, as_view: bool) -> str | None:
     )
 
 
-@pytest.mark.parametrize("recuts", [(), FLAT], ids=["off", "recut"])
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize("as_view", [True, False])
+@pytest.mark.parametrize(
+    ("recuts", "backend", "as_view"),
+    [((), "gloo", True), ((), "nccl", False), (FLAT, "gloo", False), (FLAT, "nccl", True)],
+    ids=["off-gloo", "off-nccl", "recut-gloo", "recut-nccl"],
+)
 def test_towers_on_streams_of_their_own(
     pair_of_ranks: RankPool, recuts: Recuts, backend: str, as_view: bool
 ) -> None:
