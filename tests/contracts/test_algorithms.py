@@ -24,17 +24,14 @@ pytestmark = pytest.mark.slow
 ADAM = partial(QAdamOptimizer, lr=0.01, warmup_steps=2)
 OURS = {
     "gradient_allreduce": partial(GradientAllReduceAlgorithm, hierarchical=True),
-    "bytegrad": ByteGradAlgorithm,
-    "bytegrad, a range": partial(ByteGradAlgorithm, error_feedback=True, range_elements=None),
+    "bytegrad": partial(ByteGradAlgorithm, error_feedback=True),
     "powersgd": partial(PowerSGDAlgorithm, start_powerSGD_iter=2, hierarchical=True),
     "powersgd, cold": partial(PowerSGDAlgorithm, 2, 0, warm_start=False),
     "decentralized": DecentralizedAlgorithm,
     "shift_one": partial(DecentralizedAlgorithm, False, "shift_one", 2),
     "low_precision": LowPrecisionDecentralizedAlgorithm,
     "async": partial(AsyncModelAverageAlgorithm, sync_interval_ms=1),
-    "async, in its warm-up": partial(AsyncModelAverageAlgorithm, warmup_steps=100),
     "qadam": QAdamAlgorithm,
-    "qadam, compatible": QAdamAlgorithm,
 }
 
 
@@ -55,6 +52,5 @@ class TestOurs(AlgorithmContract):
     def made(self, request: pytest.FixtureRequest) -> Made:
         algorithm = OURS[request.param]
         if algorithm is QAdamAlgorithm:
-            adam = partial(ADAM, compatible="compatible" in request.param)
-            return Made(algorithm, adam, of_optimizer=True)
+            return Made(algorithm, ADAM, of_optimizer=True)
         return Made(algorithm)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.utils.checkpoint import checkpoint
 
 from bagua_client import DistributedDataParallel, Tuning, tune
-from bagua_client.agent import admission
+from bagua_client.agent import admission, report
 from bagua_client.agent.job import name_of
 from bagua_client.communication import verdict
 from bagua_client.environment import Environment
@@ -46,21 +46,39 @@ def _trains(model: Any) -> bool:
     return model.is_tuning if isinstance(model, DistributedDataParallel) else False
 
 
-def _with_one_rank_on_torchs_class() -> tuple[bool, list[str], float]:
-    verdict.ANSWER_SECONDS = 2.0
-    began = time.monotonic()
-    with _autotune() as lines:
-        kind = Stock if dist.get_rank() == 1 else DistributedDataParallel
-        return _trains(kind(nn.Linear(4, 4))), lines, time.monotonic() - began
+def _with_a_rank_that_is_not_tuned(is_stock: bool) -> tuple[bool, list[str]]:
+    verdict.ANSWER_SECONDS = 3.0
+    is_other = dist.get_rank() == 1
+    with _autotune(BAGUA_AUTOTUNE=str(int(is_stock or not is_other))) as lines:
+        kind = Stock if is_stock and is_other else DistributedDataParallel
+        return _trains(kind(nn.Linear(4, 4))), lines
+
+
+@pytest.mark.parametrize("is_stock", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_that_is_not_to_be_tuned_turns_it_off_for_all(
+    two_ranks: RankPool, is_stock: bool
+) -> None:
+    (first, lines), (second, silent) = two_ranks.run(_with_a_rank_that_is_not_tuned, is_stock)
+    assert (first, second, silent) == (False, False, [])
+    (line,) = lines
+    assert line.startswith("autotune is off: ")
+    assert "not all ranks have BAGUA_AUTOTUNE=1" in line
+
+
+def _of_another_release_on(rank: int) -> tuple[bool, list[str]]:
+    other = mock.patch.object(report, "FORMAT", report.FORMAT + int(dist.get_rank() == rank))
+    with _autotune() as lines, other:
+        return _trains(DistributedDataParallel(nn.Linear(4, 4))), lines
 
 
 @pytest.mark.slow
-def test_a_rank_on_torchs_own_class_turns_it_off_for_the_others(three_ranks: RankPool) -> None:
-    results = three_ranks.run(_with_one_rank_on_torchs_class)
-    assert [tunes for tunes, _, _ in results] == [False] * 3
-    (line,) = [line for _, lines, _ in results for line in lines]
-    assert line.startswith("autotune is off: ")
-    assert "not all ranks have BAGUA_AUTOTUNE=1" in line
+def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankPool) -> None:
+    """Their reports differ in size, which gloo answers by ending the process."""
+    results = three_ranks.run(_of_another_release_on, 2)
+    assert [tunes for tunes, _ in results] == [False] * 3
+    (line,) = [line for _, lines in results for line in lines]
+    assert line.startswith("autotune is off")
+    assert "rank 2 has another release of bagua-autotune" in line
 
 
 def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
@@ -72,8 +90,9 @@ def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
         return _trains(DistributedDataParallel(nn.Linear(4, 4))), lines
 
 
-@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "hidden"), [(0, False), pytest.param(1, True, marks=pytest.mark.slow)]
+)
 def test_a_rank_whose_gloo_has_no_interface_turns_it_off_for_all(
     two_ranks: RankPool, rank: int, hidden: bool
 ) -> None:

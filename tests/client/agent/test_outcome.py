@@ -27,23 +27,18 @@ from bagua_client.agent import agent, outcome
 from bagua_client.announcement import ENDED_FIRST
 from bagua_client.environment import Environment
 from bagua_client.measuring import rank_measurement
-from bagua_client.measuring.clock import CpuClock
 from bagua_client.reporter.reporter import Reporter
+from bagua_client.result_line import write_result_line
 from bagua_client.service.client import JobState
 from tests.client.agent.scripted_service import RESULT, ScriptedService
+from tests.client.agent.test_watching import MadeUpClock
+from tests.client.listening import logged
 from tests.ranks import RankPool
 
 FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "channels": 2}]
 SECOND = [{"bucket_bytes": 5000}, {"bucket_bytes": 2000}]
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 MOST_STEPS = 4000
-
-
-class _MadeUpClock(CpuClock):
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
 
 
 def _service_at(url: str, **more: str) -> Any:
@@ -78,7 +73,7 @@ class _Job:
         dist.barrier()
         self.told.append((len(self.seen), is_main, tuning))
 
-    def train(self, clock: _MadeUpClock, seconds: float, until: str = "", steps: int = 1) -> None:
+    def train(self, clock: MadeUpClock, seconds: float, until: str = "", steps: int = 1) -> None:
         """So many steps, or until that state."""
         for _ in range(MOST_STEPS if until else steps):
             clock.now += seconds
@@ -104,17 +99,14 @@ def _raise(_: Tuning) -> None:
 
 
 def _two_rounds(url: str, path: str, stock: bool) -> dict[str, Any]:
-    clock = _MadeUpClock()
-    lines: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
+    clock = MadeUpClock()
     kept: list[_Job] = []
     removed: list[Tuning] = []
     # Before the model is wrapped.
     handles = [bagua_client.on_tuned(_raise), bagua_client.on_tuned(lambda t: kept[0].tell(t))]
     once = bagua_client.on_tuned(removed.append)
-    with mock.patch.object(rank_measurement, "clock_for", return_value=clock):
+    timed = mock.patch.object(rank_measurement, "clock_for", return_value=clock)
+    with logged(logging.ERROR) as lines, timed:
         with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
             kept.append(job := _Job(stock))
         begun = job.model.tuning
@@ -131,18 +123,9 @@ def _two_rounds(url: str, path: str, stock: bool) -> dict[str, Any]:
         job.train(clock, 0.2, steps=5)
     for handle in handles:
         handle.remove()
-    logging.getLogger("bagua_client").removeHandler(handler)
-    return {
-        "begun": begun,
-        "running": running,
-        "told": job.told,
-        "best": best,
-        "seen": job.seen,
-        "removed": removed,
-        "late": late,
-        "last": job.model.tuning,
-        "lines": lines,
-    }
+    found = {"begun": begun, "running": running, "told": job.told, "best": best, "seen": job.seen}
+    last = job.model.tuning
+    return {**found, "removed": removed, "late": late, "last": last, "lines": lines}
 
 
 def _same(tuning: Tuning) -> dict[str, Any]:
@@ -231,7 +214,7 @@ def _without_a_result(url: str, path: str) -> list[str]:
     found = [str(DistributedDataParallel(torch.nn.Linear(4, 4)).tuning)]
     with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
         job = _Job()
-        job.train(_MadeUpClock(), 0.1, until="tuning")
+        job.train(MadeUpClock(), 0.1, until="tuning")
         del job  # the training ends
         refused = DistributedDataParallel(torch.nn.Linear(4, 4), bucket_cap_mb_list=[1, 2])
         found.append(str(refused.tuning))
@@ -281,7 +264,7 @@ def _leave(url: str, path: str) -> int:
     """What the interpreter does at its end; how many steps were made until then."""
     with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
         job = _Job()
-    job.train(_MadeUpClock(), 0.1, until="tuning")
+    job.train(MadeUpClock(), 0.1, until="tuning")
     if (child := os.fork()) == 0:
         atexit._run_exitfuncs()  # a worker of the training's: nothing has ended
         os._exit(0)
@@ -310,23 +293,15 @@ def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
 
 def _leave_in_second_round(url: str, path: str) -> list[str]:
     """What is said at the end."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    clock = _MadeUpClock()
+    clock = MadeUpClock()
     with mock.patch.object(rank_measurement, "clock_for", return_value=clock):
         with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
             job = _Job()
         job.train(clock, 0.1, until="finished")
         job.train(clock, 0.1, steps=300)
         job.train(clock, 0.2, until="tuning")
-    lines.clear()
-    atexit._run_exitfuncs()
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
+    with logged() as lines:
+        atexit._run_exitfuncs()
     return lines
 
 
@@ -347,30 +322,24 @@ def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_wh
 
 def _waits(url: str) -> tuple[list[str], list[str]]:
     """The reasons in turn, and what is said."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    with _service_at(url):
-        first, second = (DistributedDataParallel(torch.nn.Linear(3, 3)).eval() for _ in range(2))
-    reasons = [second.tuning.reason]
-    with mock.patch.object(outcome, "PATIENCE_SECONDS", 0.0):
-        second(torch.ones(1, 3))
-    with first.join():
-        first(torch.ones(1, 3)).sum().backward()
-        reasons.append(first.tuning.reason)
-    for model in (second, first):
-        for _ in range(4):
-            model(torch.ones(1, 3)).sum().backward()
-            reasons.append(model.tuning.reason)
-    states = {first.tuning.state, second.tuning.state}
-    assert states == {"waiting"}
-    del model, first, second
-    gc.collect()
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
+    with logged() as lines:
+        with _service_at(url):
+            first, second = (
+                DistributedDataParallel(torch.nn.Linear(3, 3)).eval() for _ in range(2)
+            )
+        reasons = [second.tuning.reason]
+        with mock.patch.object(outcome, "PATIENCE_SECONDS", 0.0):
+            second(torch.ones(1, 3))
+        with first.join():
+            first(torch.ones(1, 3)).sum().backward()
+            reasons.append(first.tuning.reason)
+        for model in (second, first):
+            for _ in range(4):
+                model(torch.ones(1, 3)).sum().backward()
+                reasons.append(model.tuning.reason)
+        assert {first.tuning.state, second.tuning.state} == {"waiting"}
+        del model, first, second
+        gc.collect()
     return reasons, [line for line in lines if "tuned" in line]
 
 
@@ -436,8 +405,6 @@ def test_only_a_function_can_be_called() -> None:
 def test_a_result_that_cannot_be_written_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bagua_client.result_line import write_result_line
-
     tuning = Tuning(state="off", configuration=DEFAULT, default=DEFAULT, rank=0, page="u#token=x")
     write_result_line(str(tmp_path / "no" / "folder"), tuning)
     assert "BAGUA_AUTOTUNE_RESULT: the result cannot be written" in caplog.text

@@ -26,7 +26,7 @@ FLAT = [{"bucket_bytes": 1000, "hierarchical": "leaders"}, {"bucket_bytes": 3000
 MOST_STEPS = 4000
 
 
-class _MadeUpClock(CpuClock):
+class MadeUpClock(CpuClock):
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -37,7 +37,7 @@ class _MadeUpClock(CpuClock):
 class _Job:
     """A tuned model; remembers for each step whether it was tuned, and its configuration."""
 
-    def __init__(self, clock: _MadeUpClock) -> None:
+    def __init__(self, clock: MadeUpClock) -> None:
         layers = [torch.nn.Linear(16, 16) for _ in range(5)]
         self.model = DistributedDataParallel(torch.nn.Sequential(*layers))
         self.clock = clock
@@ -65,7 +65,7 @@ class _Job:
 @contextmanager
 def _job(url: str) -> Iterator[_Job]:
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    clock, clock_for = _MadeUpClock(), rank_measurement.clock_for
+    clock, clock_for = MadeUpClock(), rank_measurement.clock_for
     rank_measurement.clock_for = lambda _: clock  # type: ignore[assignment]
     try:
         yield _Job(clock)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bagua_client import DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import AsyncModelAverageAlgorithm
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
@@ -219,6 +219,33 @@ def test_gradients_are_averaged_in_the_warm_up_which_evaluation_does_not_count_i
     two_ranks: RankPool,
 ) -> None:
     assert two_ranks.run(_warmed_up) == [[True, True, True, False, False]] * 2
+
+
+def _trained_in_eval_mode() -> torch.Tensor:
+    """The weights of a training whose rank 1 makes passes of its own, which the others wait for."""
+    _, model, optimizer = _start()
+    model.eval()
+    for step in range(8):
+        if step == 0:
+            assert model.reconfigure(Configuration(200))
+        for is_after in (False, True):
+            if dist.get_rank() == 1:
+                loss_of(model, 1, 99)
+            dist.barrier()
+            if not is_after:
+                optimizer.zero_grad()
+                loss_of(model, dist.get_rank(), step).backward()
+                optimizer.step()
+    assert model.configuration == Configuration(200)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def test_async_keeps_replicas_near_in_eval_mode_beside_passes_of_one_rank(
+    two_ranks: RankPool,
+) -> None:
+    first, second = two_ranks.run(_trained_in_eval_mode)
+    apart = float((first - second).abs().max())
+    assert 0 < apart < 1, "both trained, and the weights met"
 
 
 def test_another_mode_is_refused_and_so_is_a_model_that_does_not_train_so() -> None:

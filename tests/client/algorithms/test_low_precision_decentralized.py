@@ -126,10 +126,8 @@ def _wrong_steps(hierarchical: bool, interval: int) -> list[int]:
     ("pool", "hierarchical", "interval"),
     [
         ("two_ranks", False, 1),
-        ("three_ranks", False, 1),
         ("three_ranks", True, 1),
         ("four_ranks", False, 3),
-        ("four_ranks", True, 1),
     ],
 )
 def test_weights_and_replicas_are_the_references_bit_for_bit_through_recuts(

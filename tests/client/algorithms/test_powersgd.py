@@ -21,7 +21,6 @@ from tests.ranks import RankPool
 pytestmark = pytest.mark.slow
 
 STEPS, BEGIN = 14, 3
-RANKS = [1, 4]
 ONE, SEVERAL = 10.0, 3000 / 2**20
 """MiB of a bucket."""
 
@@ -34,7 +33,7 @@ def _in_order(state, bucket):  # type: ignore[no-untyped-def]  # Torch would rea
 
 
 def _other_steps(
-    mib: float, ranks: list[int], options: dict[str, Any], dtype: torch.dtype = torch.float32
+    mib: float, ranks: list[int], options: dict[str, Any], dtype: torch.dtype
 ) -> list[str]:
     """Where a gradient, or what is kept, is not that of torch's hook, bit for bit."""
     wrong = []
@@ -64,35 +63,33 @@ def _other_steps(
     return wrong
 
 
-@pytest.mark.parametrize(("pool", "mib"), [("two_ranks", ONE), ("four_ranks", SEVERAL)])
-def test_gradients_are_those_of_torchs_hook_bit_for_bit(
-    request: pytest.FixtureRequest, pool: str, mib: float
-) -> None:
-    ranks: RankPool = request.getfixturevalue(pool)
-    for wrong in ranks.run(_other_steps, mib, RANKS, {}):
-        assert wrong == []
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("pool", "mib", "ranks", "options", "dtype"),
     [
-        {"use_error_feedback": False},
+        ("two_ranks", ONE, [1, 4], {}, torch.float32),
+        ("four_ranks", SEVERAL, [4], {}, torch.float32),
+        ("two_ranks", ONE, [2], {"use_error_feedback": False}, torch.float16),
         # Torch's hook forgets what buckets on their way hold, if there are several.
-        {"warm_start": False},
-        {"warm_start": False, "use_error_feedback": False, "start_powerSGD_iter": 0},
-        {"batch_tensors_with_same_shape": True},
-        {"min_compression_rate": 0.5, "random_seed": 7},
+        ("two_ranks", ONE, [4], {"warm_start": False}, torch.bfloat16),
+        (
+            *("two_ranks", ONE, [2]),
+            {"warm_start": False, "use_error_feedback": False, "start_powerSGD_iter": 0},
+            torch.float32,
+        ),
+        ("four_ranks", ONE, [2], {"batch_tensors_with_same_shape": True}, torch.float64),
+        ("two_ranks", ONE, [4], {"min_compression_rate": 0.5, "random_seed": 7}, torch.float32),
     ],
-    ids=str,
 )
-def test_so_they_are_with_each_argument(four_ranks: RankPool, options: dict[str, Any]) -> None:
-    for wrong in four_ranks.run(_other_steps, ONE, [2, 4], options):
-        assert wrong == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_so_they_are_in_other_types_of_numbers(two_ranks: RankPool, dtype: torch.dtype) -> None:
-    for wrong in two_ranks.run(_other_steps, ONE, [1, 2], {}, dtype):
+def test_gradients_are_those_of_torchs_hook_bit_for_bit(
+    request: pytest.FixtureRequest,
+    pool: str,
+    mib: float,
+    ranks: list[int],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    processes: RankPool = request.getfixturevalue(pool)
+    for wrong in processes.run(_other_steps, mib, ranks, options, dtype):
         assert wrong == []
 
 
@@ -131,10 +128,8 @@ def _beside_the_hook(rank: int) -> tuple[float, float]:
     return float((ours - hook).norm()) / way, float((stock - hook).norm()) / way
 
 
-@pytest.mark.parametrize("rank", [1, 4])
-def test_recuts_change_nothing_but_the_order_of_sums(two_ranks: RankPool, rank: int) -> None:
-    for off, hook_off in two_ranks.run(_beside_the_hook, rank):
-        print(f"rank {rank}: {off:.1e} of the way off torch's hook, which is {hook_off:.1e} off")
+def test_recuts_change_nothing_but_the_order_of_sums(two_ranks: RankPool) -> None:
+    for off, hook_off in two_ranks.run(_beside_the_hook, 4):
         assert off < 1e-4 < 1e-2 < hook_off
 
 
@@ -187,13 +182,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("pool", ["three_ranks", "four_ranks"])
 def test_what_a_step_lacks_comes_later_whatever_carries_the_buckets(
-    request: pytest.FixtureRequest, pool: str
+    three_ranks: RankPool,
 ) -> None:
-    ranks: RankPool = request.getfixturevalue(pool)
-    for off, left, is_same in ranks.run(_not_accounted_for, WAYS):
-        print(f"{pool}: {off:.1e} is missing, {left:.2f} is still to come")
+    for off, left, is_same in three_ranks.run(_not_accounted_for, WAYS):
         assert is_same
         assert off < 1e-5, "gradients are lost"
         assert 0.01 < left < 0.3, "much is compressed, and most of it is there"
@@ -228,21 +220,19 @@ def _off_the_mean(configuration: Configuration, dtype: torch.dtype) -> tuple[flo
     return worst, is_same, 1 / state.compression_stats()[0]
 
 
-@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
 @pytest.mark.parametrize(
-    ("channels", "dtype", "off"),
+    ("hierarchical", "channels", "dtype", "off"),
     [
-        (1, torch.float32, 1e-4),
-        (4, torch.float64, 1e-12),
+        ("off", 4, torch.float64, 1e-12),
+        ("leaders", 1, torch.float32, 1e-4),
+        ("shards", 4, torch.float64, 1e-12),
     ],
-    ids=str,
 )
 def test_factors_of_full_rank_give_the_mean_in_all_ways(
     four_ranks: RankPool, hierarchical: str, channels: int, dtype: torch.dtype, off: float
 ) -> None:
     way = Configuration(3000, hierarchical, channels)
     for worst, is_same, share in four_ranks.run(_off_the_mean, way, dtype):
-        print(f"{way}, {dtype}: {worst:.1e} off")
         assert is_same
         assert worst < off
         assert share > 1, "all matrices were made of factors"

@@ -38,7 +38,6 @@ def _on_a_narrow_wire(precision: str) -> tuple[float, torch.dtype]:
 @pytest.mark.parametrize(
     ("precision", "dtype", "least", "most"),
     [
-        ("as_is", torch.float32, 0.0, 1e-5),
         ("fp16", torch.float16, 1e-5, 0.01),
         ("bf16", torch.bfloat16, 1e-4, 0.05),
     ],
@@ -60,7 +59,7 @@ def _with_infinite_gradients(rank: int, feedback: bool) -> tuple[list[bool], boo
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     skipped, are_finite, losses = [], True, []
-    for step in range(30):
+    for step in range(20):
         before = model.narrow.weight.detach().clone()
         optimizer.zero_grad()
         loss = image_loss(ours, 0)
@@ -79,12 +78,11 @@ def _with_infinite_gradients(rank: int, feedback: bool) -> tuple[list[bool], boo
     return skipped, are_finite, losses[-1] / losses[0]
 
 
-@pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("rank", [1, 4])
+@pytest.mark.parametrize(("rank", "feedback"), [(1, True), (4, False)])
 def test_an_infinite_gradient_on_one_rank_skips_that_step_on_all(
     two_ranks: RankPool, rank: int, feedback: bool
 ) -> None:
-    expected = [5 <= step < 7 for step in range(30)]
+    expected = [5 <= step < 7 for step in range(20)]
     for skipped, are_finite, share in two_ranks.run(_with_infinite_gradients, rank, feedback):
         assert skipped == expected
         assert are_finite
@@ -168,7 +166,7 @@ def _of_odd_shapes(rank: int) -> tuple[list[str], list[str]]:
     return wrong, list(ours.algorithm.state_dict()["starts"])
 
 
-@pytest.mark.parametrize("rank", [1, 2, 8])
+@pytest.mark.parametrize("rank", [1, 8])
 def test_all_shapes_train_and_what_is_not_used_does_no_harm(two_ranks: RankPool, rank: int) -> None:
     for wrong, compressed in two_ranks.run(_of_odd_shapes, rank):
         assert wrong == []

@@ -58,7 +58,7 @@ def _rounded(numbers: Any, dtype: str) -> Any:
     return torch.from_numpy(np.asarray(numbers)).to(DTYPES[dtype]).float().numpy()
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 2100), st.sampled_from(sorted(DTYPES)))
 def test_what_arrives_is_the_references_bit_for_bit(
     four_ranks: RankPool, ranks: int, stripes: int, elements: int, dtype: str
@@ -125,7 +125,7 @@ def _trained(algorithm: Any, lr: float = 1e-2) -> tuple[list[float], dict[str, A
     return losses, last, all(torch.equal(first[name], last[name]) for name in first)
 
 
-@pytest.mark.parametrize("algorithm", ["quantized", "quantized_weights", "quantized_gradients"])
+@pytest.mark.parametrize("algorithm", ["quantized_weights", "quantized_gradients"])
 def test_a_training_goes_as_well_and_its_weights_stay_exact(
     two_ranks: RankPool, algorithm: str
 ) -> None:
@@ -148,13 +148,11 @@ def _trained_as(kind: Kind, algorithm: str) -> list[float]:
 @pytest.mark.parametrize(
     "kind",
     [
-        Kind(micro_batches=(3,), clips=True),
-        Kind(param_dtype=torch.bfloat16, checkpoints=True),
-        Kind(offloads=True, compiles="blocks"),
-        Kind(tied=True, frozen=True, ignores=True),
-        Kind(between="evaluation after step"),
+        Kind(micro_batches=(3,), clips=True, tied=True, frozen=True),
+        Kind(param_dtype=torch.bfloat16, checkpoints=True, between="evaluation after step"),
+        Kind(offloads=True, compiles="blocks", ignores=True),
     ],
-    ids=["accumulated-and-clipped", "bfloat16", "offloaded", "tied-and-frozen", "evaluated"],
+    ids=["accumulated-tied-and-frozen", "bfloat16-evaluated", "offloaded"],
 )
 def test_it_goes_as_well_however_it_is_trained(two_ranks: RankPool, kind: Kind) -> None:
     exact = two_ranks.run(_trained_as, kind, "gradient_allreduce")

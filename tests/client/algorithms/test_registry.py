@@ -19,8 +19,6 @@ from tests.strangers import lay
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["gradient_allreduce", "bytegrad"]
-
 
 @pytest.fixture(autouse=True)
 def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,17 +26,13 @@ def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GlobalAlgorithmRegistry, "_declarations", known)
 
 
-def test_a_built_in_algorithm_is_found_and_each_time_new() -> None:
+def test_bagua_names_are_there_and_take_arguments() -> None:
     assert isinstance(find("gradient_allreduce"), GradientAllReduceAlgorithm)
     assert find("gradient_allreduce") is not find("gradient_allreduce")
-
-
-def test_bagua_names_are_there_and_take_arguments() -> None:
-    assert set(NAMES) <= set(GlobalAlgorithmRegistry.available_algorithms())
+    assert "bytegrad" in GlobalAlgorithmRegistry.available_algorithms()
     found = Algorithm.init("bytegrad", hierarchical=False, average=False)
     assert isinstance(found, ByteGradAlgorithm)
-    assert (found.hierarchical, found.average) == (False, False)
-    assert found.name == "bytegrad"
+    assert (found.hierarchical, found.average, found.name) == (False, False, "bytegrad")
     with pytest.raises(TypeError, match="peers"):
         Algorithm.init("bytegrad", peers=3)
 
@@ -49,16 +43,6 @@ def test_torchs_power_sgd_is_there_with_torchs_arguments() -> None:
     assert (found.state.matrix_approximation_rank, found.state.start_powerSGD_iter) == (8, 20)
     with pytest.raises(TypeError, match="orthogonalization_epsilon"):
         Algorithm.init("powersgd", orthogonalization_epsilon=1e-8)
-
-
-def test_an_algorithm_registered_from_outside_is_found() -> None:
-    @register("mine")
-    class Mine(Algorithm):
-        pass
-
-    assert isinstance(find("mine"), Mine)
-    assert str(GlobalAlgorithmRegistry).startswith("Registered Algorithms: ")
-    assert str(GlobalAlgorithmRegistry).endswith(", mine")
 
 
 STRANGERS = """
@@ -86,6 +70,7 @@ def test_one_of_another_package_is_found_and_a_broken_one_is_told(
     assert "aside" in GlobalAlgorithmRegistry.available_algorithms("replicated")
     assert "broken" not in GlobalAlgorithmRegistry.available_algorithms("replicated")
     assert (find("aside").name, find("theirs").name) == ("aside", "theirs")
+    assert str(GlobalAlgorithmRegistry).startswith("Registered Algorithms: ")
     told = r"'broken' \(aside_algorithm:Lacking\) cannot be imported: AttributeError"
     with pytest.raises(ValueError, match=told):
         find("broken")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import bagua_client
+from tests.client.listening import logged
 from tests.client.sharded.models import Kind, sharded, state_of, train
 from tests.client.sharded.test_tunable_units import MERGES
 from tests.ranks import RankPool
@@ -19,23 +19,18 @@ ASKED = {"bucket_bytes": 5000, "kept_units": 4, "channels": 2}
 
 def _train(path: str) -> tuple[list[tuple[int, int, int]], bool, list[str]]:
     """What is in force after each step, whether it equals an untouched model, and what is said."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
-    logging.getLogger("bagua_client").setLevel(logging.INFO)
     kind, seen = Kind(), []
     untouched: Any = sharded(kind)
     expected, optimizer = train(untouched, kind, {}, 1)
     ours: Any = bagua_client.tune(sharded(kind))
-    with mock.patch.dict(os.environ, {"BAGUA_CONFIGURATION": path}):
-        found, other = train(ours, kind, {}, 1)
-    for _ in range(6):
-        expected += train(untouched, kind, {}, 1, optimizer)[0]
-        found += train(ours, kind, {}, 1, other)[0]
-        now = ours.configuration
-        seen.append((now.kept_units, now.channels, now.bucket_bytes))
-    logging.getLogger("bagua_client").removeHandler(handler)
+    with logged() as lines:
+        with mock.patch.dict(os.environ, {"BAGUA_CONFIGURATION": path}):
+            found, other = train(ours, kind, {}, 1)
+        for _ in range(6):
+            expected += train(untouched, kind, {}, 1, optimizer)[0]
+            found += train(ours, kind, {}, 1, other)[0]
+            now = ours.configuration
+            seen.append((now.kept_units, now.channels, now.bucket_bytes))
     one, two = state_of(untouched), state_of(ours)
     are_equal = found == expected and all(one[name].equal(two[name]) for name in one)
     return seen, are_equal, [line for line in lines if line.startswith("BAGUA_CONFIGURATION")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
+from tests.client.listening import logged
 from tests.client.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
 from tests.client.tunable.test_measured_memory import GIB, Device
@@ -116,26 +116,18 @@ def test_process_groups_take_memory_once() -> None:
 
 def _reconfigured(rank: int) -> tuple[list[bool], list[int], str, list[str]]:
     """Keep more and more on ranks of which one has little memory."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     kind = Kind()
-    model = bagua_client.tune(sharded(kind))
+    model: Any = bagua_client.tune(sharded(kind))
     train(model, kind, {}, 3)
-    tunable = tunable_of(model)  # type: ignore[arg-type]
+    tunable = tunable_of(model)
     room = 800 if dist.get_rank() == rank else 10**6  # A block has 90 numbers of 4 bytes.
     ScriptedMemory(tunable, 10**4, int((10**4 + room) / 0.9))
     agreed, kept = [], []
-    for count in (1, 2, 3, 4, 0):
-        agreed.append(
-            bool(model.reconfigure(replace(tunable.default, kept_units=count)))  # type: ignore[operator]
-        )
-        train(model, kind, {}, 1)
-        kept.append(tunable.layout.configuration.kept_units)
-    logger.removeHandler(handler)
+    with logged() as lines:
+        for count in (1, 2, 3, 4, 0):
+            agreed.append(bool(model.reconfigure(replace(tunable.default, kept_units=count))))
+            train(model, kind, {}, 1)
+            kept.append(tunable.layout.configuration.kept_units)
     return agreed, kept, str(tunable.default.kept_units), lines
 
 
