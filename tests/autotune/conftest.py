@@ -16,7 +16,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import Base
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.postgresql import find_binaries, running_cluster
-from tests.autotune.support import make_spec
+from tests.autotune.support import Clock, make_spec
 
 
 @pytest.fixture
@@ -46,6 +46,11 @@ def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
 @pytest.fixture
 def tuner(store: Store) -> Tuner:
     return Tuner(store)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

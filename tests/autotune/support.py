@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import event, select
 from sqlalchemy.pool import Pool
@@ -19,6 +19,13 @@ from bagua_autotune.store.jobs import read_each
 from bagua_wire.configuration import Value
 
 MIB = 1024**2
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """What must be there."""
+    assert value is not None
+    return value
 
 
 def registration(**changes: Any) -> dict[str, Any]:
@@ -98,13 +105,13 @@ class Ranks:
 
 
 class Clock:
-    """Time that passes when told to: a second with each look."""
+    """Time that passes when told to, and by ``step`` with each look."""
 
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
+    def __init__(self, now: float = 1_000_000.0, step: float = 1.0) -> None:
+        self.now, self._step = now, step
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += self._step
         return self.now
 
 

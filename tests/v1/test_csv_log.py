@@ -15,7 +15,7 @@ from tests.autotune.support import Ranks, make_spec
 
 def finish(tuner: Tuner) -> int:
     ranks = Ranks(noise=0.001)
-    tuner.register("job", make_spec())
+    tuner.register("job", make_spec(limits={"max_samples": 6}))
     while trial := tuner.open_trial("job"):
         steps = ranks.run(trial.configuration, 10)
         tuner.observe("job", trial.index, [Observation(step, tuple(s)) for step, s in steps])
@@ -24,7 +24,7 @@ def finish(tuner: Tuner) -> int:
 
 def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        trials = finish(Tuner(Store("sqlite://"), listeners=[CsvLog(tmp_path)]))
+        trials = finish(Tuner(Store("sqlite://"), "random", [CsvLog(tmp_path)]))
     path = tmp_path / "bagua_autotune_job.csv"
     with path.open() as file:
         lines = list(csv.DictReader(file))
@@ -36,4 +36,4 @@ def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_tuning(tmp_path: Path) -> None:
-    assert finish(Tuner(Store("sqlite://"), listeners=[CsvLog(tmp_path / "missing")])) > 3
+    assert finish(Tuner(Store("sqlite://"), "random", [CsvLog(tmp_path / "missing")])) > 3

@@ -32,7 +32,7 @@ names = st.text("abcdefgh.", min_size=1, max_size=6)
 tensor_lists = st.lists(
     st.tuples(names, st.integers(0, 1_000_000), st.sampled_from(sorted(ELEMENT_BYTES))),
     min_size=1,
-    max_size=40,
+    max_size=20,
     unique_by=lambda item: item[0],
 ).map(lambda items: [tensor(*item) for item in items])
 

@@ -7,7 +7,6 @@ import ast
 import json
 import logging
 import sys
-import threading
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,10 @@ from pydantic import BaseModel, ValidationError
 import bagua_v1
 from bagua_autotune.api.bodies import BOUNDS
 from bagua_autotune.app import create_app
-from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.model.job import Limits
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import Move
-from bagua_autotune.tuning.background import Pool
-from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1 import routes
-from bagua_v1.tuning import BaguaTuning
+from tests.autotune.api.driving import assert_problem
 from tests.autotune.api.test_bounds import (
     BAD,
     ELEMENTS,
@@ -37,9 +31,8 @@ from tests.autotune.api.test_bounds import (
     documented_bounds,
 )
 from tests.autotune.api.test_teams import operator, teams_app, vision
-from tests.autotune.api.test_v2 import PROFILE, assert_problem
-from tests.autotune.support import registration, stored_jobs
-from tests.v1.worker import Worker, cycle, enter
+from tests.autotune.api.test_v2 import PROFILE
+from tests.autotune.support import registration
 
 __all__ = ["operator", "teams_app", "vision"]
 
@@ -91,12 +84,6 @@ def test_a_protocol_that_fails_is_not_taken_for_one_that_was_left_out(
 def test_it_is_not_for_teams(operator: FlaskClient, vision: FlaskClient) -> None:
     assert_problem(vision.get(HEALTH), 403, "the service's own token")
     assert operator.get(HEALTH).status_code == 200
-
-
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_a_body_must_be_declared_as_json(client: FlaskClient, content_type: str | None) -> None:
-    response = client.post("/api/v1/register_tensors", data="{}", content_type=content_type)
-    assert_problem(response, 415, "application/json")
 
 
 @pytest.mark.parametrize(
@@ -191,32 +178,3 @@ def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: Flas
     known = set(registration()) | {"limits", "software"}
     same = {key: value for key, value in detail.items() if key in known}
     assert_problem(client.put(path, json=same), 409, "other content")
-
-
-def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
-    decide = NextStep.after
-
-    def slow(*arguments) -> Move:
-        begun.set()
-        go_on.wait()
-        return decide(*arguments)
-
-    monkeypatch.setattr(NextStep, "after", slow)
-    store = Store(f"sqlite:///{tmp_path}/autotune.db")
-    limits = Limits(trial_seconds=0.001, warmup_seconds=0)
-    tuner = Tuner(store, "random", background=Pool())
-    service = BaguaTuning(tuner, limits, world_size=2, default_bucket_bytes=10 << 20)
-    workers = [Worker(service, "net", rank, lambda *_: 1.0) for rank in range(2)]
-    enter(workers)
-    for iteration in range(100, 1000, 100):
-        cycle(workers, iteration)
-    assert begun.wait(60)
-    (job,) = stored_jobs(store)
-    assert tuner.is_deciding(job.id), "as the page shows it"
-    go_on.set()
-    iteration = 1000
-    while len(store.trials.of(stored_jobs(store)[0].id)) < 2:
-        cycle(workers, iteration)
-        iteration += 100
-    store.close()

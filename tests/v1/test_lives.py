@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import delete
 
 from bagua_autotune.model.job import SILENT_SECONDS
-from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import Clock, stored_jobs
@@ -20,9 +17,12 @@ from tests.v1.worker import (
     TENSORS,
     Worker,
     cycle,
+    cycles,
     enter,
+    finish,
     peaked,
     processes,
+    ranks_of,
     run,
     tuning,
 )
@@ -30,56 +30,17 @@ from tests.v1.worker import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path}/autotune.db")
-    yield store
-    store.close()
-
-
-def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
-    url = f"sqlite:///{tmp_path}/autotune.db"
-    first = Store(url)
-    workers = [Worker(tuning(first, searcher="bayesian"), "net", rank, peaked) for rank in range(2)]
-    enter(workers)
-    for iteration in range(100, 1500, 100):
-        cycle(workers, iteration)
-    (job,) = stored_jobs(first)
-    before = len(first.trials.of(job.id))
-    assert before > 2
-    running = workers[0].running
-    first.close()
-
-    second = Store(url)
-    for worker in workers:
-        worker.service = tuning(second, searcher="bayesian")
-    workers[0].ask(1400)
-    assert workers[0].running == running
-    for iteration in range(1500, 20_000, 100):
-        cycle(workers, iteration)
-        if workers[0].is_completed:
-            break
-    assert peaked(0, workers[0].running) == BEST
-    assert len(second.trials.of(job.id)) > before
-    second.close()
-
-
 def test_a_run_that_was_paused_for_long_goes_on(store):
     """Its ranks may run a slow trial; they are never left at it."""
     clock = Clock()
     service = tuning(store, searcher="bayesian", clock=clock)
-    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    enter(workers)
-    for iteration in range(100, 1500, 100):
-        cycle(workers, iteration)
+    workers = ranks_of(service)
+    cycles(workers, 100, 1500)
     (job,) = stored_jobs(store)
     clock.now += 2 * SILENT_SECONDS
     Tuner(store, clock=clock).leases.look()
     assert store.jobs.get(job.id).phase == "lost"
-    for iteration in range(1500, 20_000, 100):
-        cycle(workers, iteration)
-        if workers[0].is_completed:
-            break
+    finish(workers, 1500)
     assert store.jobs.get(job.id).phase == "finished"
     assert peaked(0, workers[0].running) == BEST
 
@@ -97,8 +58,7 @@ def test_a_run_begun_anew_goes_on_with_the_job_and_in_the_end_with_its_choice(
 
     first = life()
     enter(first)
-    for iteration in range(100, 1500, 100):
-        cycle(first, iteration)
+    cycles(first, 100, 1500)
     (job,) = stored_jobs(store)
     before = store.trials.of(job.id)
     assert len(before) > 2
@@ -135,8 +95,7 @@ def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store
     service = tuning(store)
     (complete,), (first,), (second,) = (processes(service) for _ in range(3))
     enter(complete)
-    for iteration in range(100, 1500, 100):
-        cycle(complete, iteration)
+    cycles(complete, 100, 1500)
     (job,) = stored_jobs(store)
     before = len(store.trials.of(job.id))
     for workers in (first, second):
@@ -184,21 +143,6 @@ def test_twins_are_two_jobs_whatever_their_pace(store):
     assert [job.phase for job in stored_jobs(store)] == ["finished"] * 2
 
 
-def test_a_twin_made_while_the_first_is_trained_disturbs_it_little(store):
-    service = tuning(store, searcher="bayesian")
-    first, second = processes(service, models=2)
-    enter(first)
-    for iteration in range(100, 1500, 100):
-        cycle(first, iteration)
-    enter(second)
-    for iteration in range(1500, 30_000, 100):
-        if not first[0].is_completed:
-            cycle(first, iteration)
-        if not second[0].is_completed:
-            cycle(second, iteration - 1400)
-    assert [peaked(0, twin[0].running) for twin in (first, second)] == [BEST] * 2
-
-
 def test_the_same_name_with_other_tensors_is_a_new_job(store):
     service = tuning(store)
     service.register("net", TENSORS)
@@ -225,10 +169,8 @@ def test_ranks_may_register_the_tensors_in_any_order(store):
 def test_a_service_started_otherwise_does_not_give_an_old_run_s_choice(store, other):
     run([Worker(tuning(store), "net", rank, peaked) for rank in range(2)])
     service = tuning(store, **other)
-    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    enter(workers)
-    cycle(workers, 100)
-    cycle(workers, 200)
+    workers = ranks_of(service)
+    cycles(workers, 100, 300)
     assert not workers[0].is_completed
     assert workers[0].running["bucket_size"] == other.get("default_bucket_bytes", 10 * MIB)
     assert sorted(job.phase for job in stored_jobs(store))[0] == "finished"

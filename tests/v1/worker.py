@@ -83,14 +83,31 @@ def cycle(workers: list[Worker], iteration: int) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
-def run(workers: list[Worker], windows: int = 200) -> int:
-    """All ranks in step until they are told that tuning is over; returns the iteration."""
-    enter(workers)
-    for iteration in range(100, 100 * windows, 100):
+def cycles(workers: list[Worker], first: int, end: int) -> None:
+    """A window after the other."""
+    for iteration in range(first, end, 100):
         cycle(workers, iteration)
+
+
+def finish(workers: list[Worker], iteration: int = 100) -> int:
+    """All ranks in step until they are told that tuning is over; returns the iteration."""
+    for now in range(iteration, iteration + 20_000, 100):
+        cycle(workers, now)
         if workers[0].is_completed:
-            return iteration
+            return now
     raise AssertionError("tuning did not end")
+
+
+def run(workers: list[Worker]) -> int:
+    enter(workers)
+    return finish(workers)
+
+
+def ranks_of(service: BaguaTuning, speed: Speed | None = None, count: int = 2) -> list[Worker]:
+    """The ranks of one model, which run the default."""
+    workers = [Worker(service, "net", rank, speed or peaked) for rank in range(count)]
+    enter(workers)
+    return workers
 
 
 # The best of peaked() for the five tensors of 4 to 20 MiB: [0, 1, 2], [3], [4].

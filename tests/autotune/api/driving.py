@@ -6,10 +6,21 @@ import time
 from typing import Any
 
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 from tests.autotune.support import Ranks
 
 JOB = "/api/v2/jobs/job"
+
+
+def assert_problem(response: TestResponse, status: int, word: str) -> None:
+    """It is refused in the form of all errors, with this word in the sentence."""
+    assert response.status_code == status
+    assert response.content_type == "application/problem+json"
+    body = response.get_json(force=True)
+    assert set(body) == {"type", "title", "status", "detail"}
+    assert body["status"] == status
+    assert word in body["detail"]
 
 
 def settle(client: FlaskClient, state: dict[str, Any], job: str = JOB) -> dict[str, Any]:
