@@ -1,15 +1,19 @@
-"""The service's connections: bodies judged by their headers, and room made for new ones."""
+"""The service's connections: bodies judged by their headers, room made for new ones, and the loop
+that asks them."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -17,7 +21,9 @@ from flask import Flask
 from pydantic import SecretStr
 
 from bagua_autotune import connections
+from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.app import create_app
+from bagua_autotune.connections import Loop
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.metrics.scraping import of, parsed
@@ -70,7 +76,8 @@ def test_without_the_token_a_body_is_refused_by_its_headers_and_kept_nowhere(
             assert answer.readline().split()[1] == b"400", "with the token it is read"
 
 
-def test_a_body_of_unknown_length_is_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+def test_what_its_headers_rule_out_is_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+    """A body of unknown length, one that is too large, before it is sent, and long headers."""
     with ServeProcess(tmp_path / "a.db") as service:
         answer = requests.post(
             f"{service.url}/api/v2/prune",
@@ -81,6 +88,14 @@ def test_a_body_of_unknown_length_is_refused_in_the_form_of_all_errors(tmp_path:
         assert answer.status_code == 411
         assert answer.headers["Content-Type"] == "application/problem+json"
         assert "Content-Length" in answer.json()["detail"]
+        with announce(service.url, LARGEST_BODY_BYTES + 1) as connection:
+            assert connection.makefile("rb").readline().split()[1] == b"413"
+        for length, status in ((15_000, 200), (17_000, 431)):
+            answer = requests.get(
+                f"{service.url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
+            )
+            assert answer.status_code == status
+        assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 def test_bodies_that_would_not_fit_beside_those_that_come_are_told_to_come_again(
@@ -115,16 +130,6 @@ def test_bodies_that_would_not_fit_beside_those_that_come_are_told_to_come_again
         while (answer := put()).status_code == 503 and time.monotonic() < until:
             time.sleep(0.05)
         assert answer.status_code == 400
-
-
-def test_headers_that_are_too_long_are_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path / "a.db") as service:
-        for length, status in ((15_000, 200), (17_000, 431)):
-            answer = requests.get(
-                f"{service.url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
-            )
-            assert answer.status_code == status
-        assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) -> None:
@@ -268,3 +273,116 @@ def test_what_has_come_is_answered_before_the_threads_end(
     assert answered == [0.3, 0.0]
     assert not dispatcher.threads
     assert caplog.messages == []
+
+
+# The loop asks only those connections that may have changed, and misses no change.
+IDLE = 200
+
+
+class End:
+    """One end of a connection; what it reads goes to ``got``."""
+
+    accepting = False
+
+    def __init__(self, connection: socket.socket, objects: dict[int, Any]) -> None:
+        self.socket, self.asked, self.is_idle, self.reads = connection, 0, True, True
+        self.got: Callable[[bytes], None] = lambda _: None
+        objects[connection.fileno()] = self
+
+    def readable(self) -> bool:
+        self.asked += 1
+        return self.reads
+
+    def writable(self) -> bool:
+        return False
+
+    def handle_read_event(self) -> None:
+        self.got(self.socket.recv(100))
+
+
+@pytest.fixture
+def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    with ExitStack() as opened:
+
+        def make() -> tuple[socket.socket, socket.socket]:
+            ours, theirs = socket.socketpair()
+            return opened.enter_context(ours), opened.enter_context(theirs)
+
+        yield make
+
+
+def test_one_that_was_closed_gives_its_descriptor_to_another(
+    pairs: Callable[[], tuple[socket.socket, socket.socket]],
+) -> None:
+    objects: dict[int, Any] = {}
+    ours, theirs = pairs()
+    first = End(ours, objects)
+    loop = Loop(objects, PATIENCE_SECONDS)
+    told: list[bytes] = []
+
+    def end_with(content: bytes) -> None:
+        told.append(content)
+        objects.clear()
+
+    def close_and_accept(content: bytes) -> None:
+        told.append(content)
+        number = first.socket.fileno()
+        other, others_peer = pairs()
+        os.dup2(other.fileno(), number)  # closes it, and another has its number
+        second = End(socket.socket(fileno=os.dup(number)), {})
+        objects[number] = second
+        loop.changes(number)
+        second.got = end_with
+        others_peer.send(b"second")
+
+    first.got = close_and_accept
+    theirs.send(b"first")
+    loop.run()
+    assert told == [b"first", b"second"]
+
+
+def test_what_a_thread_ends_while_it_is_asked_is_not_missed(
+    pairs: Callable[[], tuple[socket.socket, socket.socket]],
+) -> None:
+    objects: dict[int, Any] = {}
+    ours, theirs = pairs()
+
+    class Busy(End):
+        """Its thread has answered between the two questions."""
+
+        def readable(self) -> bool:
+            was_busy, self.is_idle = not self.is_idle, True
+            return not was_busy
+
+    loop = Loop(objects, timeout_seconds=0.01)
+    busy = Busy(ours, objects)
+    busy.is_idle = False
+    busy.got = lambda _: objects.clear()
+    loop.changes(ours.fileno())
+    theirs.send(b"more")
+    loop.run()
+    assert not objects
+
+
+def test_idle_connections_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    readable = connections._Channel.readable
+
+    def counted(channel: connections._Channel) -> bool:
+        asked.append(1)
+        return bool(readable(channel))
+
+    monkeypatch.setattr(connections._Channel, "readable", counted)
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=lambda: "answer")
+    with ExitStack() as opened:
+        url = opened.enter_context(serving_here(app))
+        port = int(url.rpartition(":")[2])
+        for _ in range(IDLE):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        session = opened.enter_context(requests.Session())
+        assert session.get(url, timeout=PATIENCE_SECONDS).text == "answer"
+        asked.clear()
+        for _ in range(10):
+            assert session.get(url, timeout=PATIENCE_SECONDS).text == "answer"
+    assert len(asked) < IDLE, "not all of them for each request"

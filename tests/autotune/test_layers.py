@@ -85,10 +85,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle == []
 
 
-def test_an_import_for_types_alone_counts() -> None:
-    assert "views" in imports("cli.output")
-
-
 @pytest.mark.parametrize("folder", [folder for folder in LAYERS if folder not in MAY_WRITE])
 def test_who_reads_builds_no_tuner(folder: str) -> None:
     assert [pair for pair in imports_of(folder) if pair[1] == WRITER] == []

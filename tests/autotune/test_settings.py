@@ -39,9 +39,17 @@ def test_the_csv_log_is_on_for_any_text_that_does_not_say_off(value: str, is_on:
     assert Settings.load({"BAGUA_IS_OUTPUT_AUTOTUNE_LOG": value}).csv_log is is_on
 
 
-def test_several_processes_share_a_database_of_postgresql_that_has_no_name_in_its_url() -> None:
+def test_several_processes_share_a_database_that_is_not_in_memory_and_have_no_parent() -> None:
+    """That of PostgreSQL may have no name in its URL."""
     environment = {"BAGUA_AUTOTUNE_DATABASE": "postgresql://somebody@somewhere"}
     assert Settings.load(environment, processes=2).processes == 2
+    for given, words in (
+        ({"processes": 0}, "greater than or equal to 1"),
+        ({"processes": 2, "database": "sqlite://"}, "a database that is not in memory"),
+        ({"processes": 2, "parent_pid": 1}, "ends with its parent has one process"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            Settings.load(environment, **given)
 
 
 def test_what_is_given_goes_before_the_environment() -> None:

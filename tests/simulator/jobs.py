@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
-from bagua_simulator import Cluster, Workload
+from bagua_simulator import Cluster, Simulator, Workload
 from bagua_wire.configuration import Value
 from bagua_wire.cutting import Tensor
 
@@ -54,3 +54,13 @@ CONFIGURATIONS = st.fixed_dictionaries(
     }
 )
 Knobs = dict[str, Value]
+
+# A job whose buckets matter, and what of it is measured.
+SMALL = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
+)
+SMALL_TRIALS: list[Knobs] = [
+    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
+]

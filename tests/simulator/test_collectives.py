@@ -129,17 +129,6 @@ def test_a_small_message_reaches_less_bandwidth() -> None:
     assert small.most < large.most / 2
 
 
-def test_one_rank_communicates_nothing_and_one_node_nothing_outside() -> None:
-    assert reduction(make_cluster(1, 1), "off", MIB) == ()
-    for kind in ("off", "leaders", "shards"):
-        assert [phase.link for phase in reduction(make_cluster(1, 8), kind, MIB)] == ["inside"]
-
-
-def test_an_unknown_way_of_reducing_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be off, leaders or shards"):
-        reduction(make_cluster(), "sideways", MIB)
-
-
 CHUNKS = ALGORITHMS["bytegrad"]
 RING = ALGORITHMS["low_precision_decentralized"]
 PAIR = ALGORITHMS[SHIFT_ONE]
@@ -157,7 +146,7 @@ def test_bytegrad_sends_what_was_counted_on_two_hosts(model: str, megabytes: flo
     assert sent / 1e6 == pytest.approx(megabytes, rel=0.003)
 
 
-@pytest.mark.parametrize("nodes", [2, 4, 16])
+@pytest.mark.parametrize("nodes", [2, 16])
 @pytest.mark.parametrize("way", ["off", "leaders", "shards"])
 def test_bytes_are_those_of_the_documented_formulas(nodes: int, way: str) -> None:
     """docs/algorithms.md, with one rank on a node, and as many for nodes that sum up first."""
@@ -183,9 +172,9 @@ def test_flat_every_rank_of_a_node_sends_its_chunks_over_the_nodes_link() -> Non
 @pytest.mark.parametrize("sends", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_one_rank_sends_nothing_and_one_node_nothing_to_others(sends: Sends) -> None:
     assert exchange(Cluster(1, 1, 1e9, 1e-4), sends, "off", MIB) == ()
-    inside = exchange(make_cluster(1, 8), sends, "off", MIB)
-    assert inside
-    assert sent_bytes(inside) == 0
+    for way in sends.ways:
+        inside = exchange(make_cluster(1, 8), sends, way, MIB)
+        assert {phase.link for phase in inside} == {"inside"}
 
 
 def test_what_is_packed_has_a_cost_that_a_full_link_does_not_hide() -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bagua_simulator import Simulator, cases
 from bagua_simulator.cluster import (
@@ -20,10 +18,7 @@ from bagua_simulator.simulator import Layouts
 from bagua_simulator.sweep import find_best, sweep
 from bagua_simulator.workloads import CATALOG, load
 from tests.simulator.jobs import (
-    CONFIGURATIONS,
     MIB,
-    SIZES,
-    Knobs,
     make_cluster,
     make_tensors,
     make_workload,
@@ -86,46 +81,27 @@ def test_the_cases_differ_in_what_is_best() -> None:
     assert max(gains) > 1.2
 
 
-@pytest.mark.parametrize(
-    ("text", "bytes_per_second"),
-    [
-        ("25Gbit", 25e9 / 8),
-        ("100 Gbit/s", 100e9 / 8),
-        ("200Mbit", 200e6 / 8),
-        ("10Gbps", 10e9 / 8),
-        ("1GB", 1e9),
-        ("1.5GB/s", 1.5e9),
-        ("800bit", 100.0),
-    ],
-)
-def test_bandwidths(text: str, bytes_per_second: float) -> None:
-    assert parse_bandwidth(text) == pytest.approx(bytes_per_second)
+BANDWIDTHS = {"25Gbit": 25e9 / 8, "100 Gbit/s": 100e9 / 8, "200Mbit": 200e6 / 8, "10Gbps": 10e9 / 8}
+DURATIONS = {"100us": 1e-4, "2ms": 2e-3, "0.5 s": 0.5, "800ns": 8e-7}
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("100us", 1e-4), ("2ms", 2e-3), ("0.5 s", 0.5), ("800ns", 8e-7)]
-)
-def test_latencies(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "25", "25Gb", "fast", "-1GB", "0Gbit", "1.2.3GB", "1GBit ms"])
-def test_what_is_no_bandwidth_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like 25Gbit"):
-        parse_bandwidth(text)
-
-
-@pytest.mark.parametrize("text", ["", "100", "100m", "-1ms", "0us", "1e999s"])
-def test_what_is_no_latency_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like 100us"):
-        parse_duration(text)
-
-
-def test_they_are_described_as_they_are_written() -> None:
+def test_bandwidths_and_latencies_are_read_and_described_as_they_are_written() -> None:
+    for text, value in {**BANDWIDTHS, "1GB": 1e9, "1.5GB/s": 1.5e9, "800bit": 100.0}.items():
+        assert parse_bandwidth(text) == pytest.approx(value)
+    assert [parse_duration(text) for text in DURATIONS] == pytest.approx([*DURATIONS.values()])
     assert describe_bandwidth(parse_bandwidth("25Gbit")) == "25 Gbit/s"
     assert describe_bandwidth(parse_bandwidth("200Mbit")) == "200 Mbit/s"
     assert describe_duration(parse_duration("100us")) == "100 us"
     assert describe_duration(parse_duration("2ms")) == "2 ms"
+
+
+def test_what_is_no_bandwidth_or_latency_is_refused_with_an_example() -> None:
+    for text in ("", "25", "25Gb", "fast", "-1GB", "0Gbit", "1.2.3GB", "1GBit ms"):
+        with pytest.raises(ValueError, match="write it like 25Gbit"):
+            parse_bandwidth(text)
+    for text in ("", "100", "100m", "-1ms", "0us", "1e999s"):
+        with pytest.raises(ValueError, match="write it like 100us"):
+            parse_duration(text)
 
 
 @pytest.fixture(scope="module")
@@ -162,42 +138,9 @@ def test_a_sweep_covers_all_sizes_and_ways_of_reducing(simulator: Simulator) -> 
     assert found.title == "small on 4 x 2 ranks, 8 Gbit/s, 200 us"
 
 
-GROUPS = st.sampled_from([("torch.float32",), ("torch.float32", "torch.bfloat16")])
-
-
-@given(SIZES, GROUPS, CONFIGURATIONS)
-def test_the_buckets_hold_all_bytes_and_the_last_one_ends_with_the_last_tensor(
-    sizes: list[int], groups: tuple[str, ...], knobs: Knobs
-) -> None:
-    tensors = make_tensors(sizes, groups)
-    buckets = Layouts(tensors).cut(knobs)
-    assert sum(bucket.bytes for bucket in buckets) == sum(tensor.bytes for tensor in tensors)
-    lasts = [bucket.last for bucket in buckets]
-    assert lasts == sorted(set(lasts))
-    assert lasts[-1] == len(tensors) - 1
-    assert all(tensors[bucket.last].dtype == bucket.dtype for bucket in buckets)
-
-
-def test_the_first_and_the_last_bucket_may_be_smaller() -> None:
-    layouts = Layouts(make_tensors([MIB // 4] * 20))  # 1 MiB each
-
-    def counts(**knobs: int) -> list[int]:
-        ends = [bucket.last + 1 for bucket in layouts.cut({"bucket_bytes": 8 * MIB, **knobs})]
-        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-
-    assert counts() == [8, 8, 4]
-    assert counts(first_bucket_bytes=MIB) == [1, 8, 8, 3]
-    assert counts(last_bucket_bytes=MIB) == [8, 8, 3, 1]
-    assert counts(first_bucket_bytes=4 * MIB, last_bucket_bytes=4 * MIB) == [4, 8, 4, 4]
-
-
-def test_an_explicit_list_is_taken_as_it_is() -> None:
-    layouts = Layouts(make_tensors([10, 20, 30, 40]))
-    buckets = layouts.cut({"buckets": (1, 3), "bucket_bytes": 1})
-    assert [(bucket.bytes, bucket.last) for bucket in buckets] == [(40, 0), (360, 3)]
-
-
 def test_an_explicit_list_that_does_not_fit_is_refused() -> None:
+    fitting = Layouts(make_tensors([10, 20, 30, 40])).cut({"buckets": (1, 3), "bucket_bytes": 1})
+    assert [(bucket.bytes, bucket.last) for bucket in fitting] == [(40, 0), (360, 3)]
     with pytest.raises(ValueError, match="hold 3 tensors, but the model has 4"):
         Layouts(make_tensors([1] * 4)).cut({"buckets": (1, 2)})
     mixed = Layouts(make_tensors([1] * 4, ("torch.float32", "torch.bfloat16")))

@@ -53,10 +53,7 @@ def kept(app: Flask) -> Any:
     return steps
 
 
-@settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests(REGISTRATION))
 def test_garbage_is_refused_or_taken_but_never_breaks(
     app: Flask, kept: Any, request: Request
@@ -75,15 +72,12 @@ def test_garbage_is_refused_or_taken_but_never_breaks(
     assert [{key: o[key] for key in ("step", "seconds")} for o in stored[:4]] == kept
 
 
-@settings(deadline=None)
 @given(body=st.composite(odd)())
 @pytest.mark.slow
 def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
     store = Store("sqlite://")
-    client, job = (
-        create_app(Settings(database="sqlite://"), store).test_client(),
-        "/api/v2/jobs/odd",
-    )
+    client = create_app(Settings(database="sqlite://"), store).test_client()
+    job = "/api/v2/jobs/odd"
     response = client.put(job, json=body)
     assert response.status_code in (201, 422), response.text
     if response.status_code == 201 and response.get_json()["trial"]:
@@ -96,9 +90,7 @@ def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
     store.close()
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.text(max_size=40), query=st.text(max_size=20))
 def test_no_path_breaks_the_service(app: Flask, path: str, query: str) -> None:
     client = app.test_client()

@@ -105,8 +105,8 @@ def test_a_database_that_stands_still_is_a_503_and_no_end(
         assert posted.status_code == 200
 
 
-def test_limits_hold_on_the_server_too(hanging_soon: str) -> None:
-    store = Store(hanging_soon)
+def test_limits_hold_on_the_server_too(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
     for name, seconds in postgresql.SERVER_LIMITS_SECONDS.items():
         assert store.database.read(text(f"SHOW {name}")) == [(f"{seconds:g}s",)]
     store.close()

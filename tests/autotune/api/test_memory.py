@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from tests.autotune.api.driving import JOB, settle
+from tests.autotune.api.driving import JOB, assert_problem, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import MIB, Ranks, registration
 
@@ -128,6 +128,4 @@ def test_a_winner_that_no_longer_fits_gives_way_to_the_default(client: FlaskClie
 def test_what_no_memory_can_be_is_refused(client: FlaskClient, wrong: Any) -> None:
     client.put(JOB, json=registration())
     body = {"trial": 0, "steps": [{"step": 1, "seconds": [0.2] * 4}], "memory": wrong}
-    answer = client.post(f"{JOB}/observations", json=body)
-    assert answer.status_code == 422
-    assert answer.get_json()["detail"].startswith("memory")
+    assert_problem(client.post(f"{JOB}/observations", json=body), 422, "memory")

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from bagua_autotune.views import lists
-from tests.autotune.api.driving import JOB, drive
+from tests.autotune.api.driving import JOB, assert_problem, drive
 from tests.autotune.support import Ranks, registration
 
 
@@ -91,9 +91,7 @@ WRONG = ("limit=0", "limit=x", "limit=10001", "after=%00", "after=1%20", "after=
 def test_what_is_no_page_is_refused(client: FlaskClient, query: str) -> None:
     client.put(JOB, json=registration())
     for path in (f"{JOB}/trials", f"{JOB}/observations", f"{JOB}/events", "/api/v2/jobs"):
-        answer = client.get(f"{path}?{query}")
-        assert answer.status_code == 422
-        assert answer.get_json()["detail"].startswith(query.partition("=")[0])
+        assert_problem(client.get(f"{path}?{query}"), 422, query.partition("=")[0])
 
 
 def test_a_job_that_is_gone_has_nothing_behind_it(client: FlaskClient) -> None:

@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from bagua_autotune.store import Store
+from tests.autotune.api.driving import assert_problem
 from tests.autotune.support import make_spec, registration, stored_jobs
 
 
@@ -25,9 +26,7 @@ def test_jobs_are_deleted_only_where_the_request_is_valid(
     client: FlaskClient, store: Store, body: dict[str, Any], field: str
 ) -> None:
     store.jobs.create("old", make_spec(), at=1.0)
-    refused = client.post("/api/v2/prune", json=body)
-    assert refused.status_code == 422
-    assert field in refused.get_json(force=True)["detail"]
+    assert_problem(client.post("/api/v2/prune", json=body), 422, field)
     assert [job.id for job in stored_jobs(store)] == ["old"]
     answer = client.post("/api/v2/prune", json={"older_than_days": 1}).get_json()
     assert answer["dry_run"] is False
@@ -44,8 +43,7 @@ def test_a_job_is_deleted(client: FlaskClient) -> None:
     assert deleted.status_code == 200
     assert [(job["id"], job["state"]) for job in deleted.get_json()["jobs"]] == [("job", "ended")]
     for gone in (client.delete(path), client.get(path)):
-        assert gone.status_code == 404
-        assert gone.content_type == "application/problem+json"
+        assert_problem(gone, 404, "'job'")
     assert client.get("/api/v2/jobs").get_json()["jobs"] == []
 
 
@@ -68,10 +66,8 @@ def test_a_training_that_runs_registers_again_when_its_job_is_deleted(client: Fl
     path, report = "/api/v2/jobs/job", {"trial": 0, "steps": [{"step": 1, "seconds": [0.1] * 4}]}
     client.put(path, json=registration())
     client.post(f"{path}/observations", json=report)
-    refused = client.delete(path)
-    assert refused.status_code == 409
-    assert "may still run" in refused.get_json(force=True)["detail"]
-    assert "add ?force=true" in refused.get_json(force=True)["detail"]
+    for words in ("may still run", "add ?force=true"):
+        assert_problem(client.delete(path), 409, words)
     assert client.delete(path, query_string={"force": "yes"}).status_code == 422
     assert client.delete(path, query_string={"force": "false"}).status_code == 409
     assert client.get(f"{path}/observations").get_json()["observations"]

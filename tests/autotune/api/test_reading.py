@@ -18,7 +18,7 @@ from bagua_autotune.cli import main
 from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.api.driving import JOB, drive
+from tests.autotune.api.driving import JOB, assert_problem, drive
 from tests.autotune.support import Ranks, counting, registration
 
 GLANCES = ("/overview", "/curve", "/buckets")
@@ -53,6 +53,7 @@ def test_an_overview_says_all_in_one_answer(tuned: FlaskClient) -> None:
     assert len(found["steps"]["points"]) == detail["result"]["steps"]
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert "DistributedDataParallel(model, bucket_cap_mb=" in found["stock_ddp"]
+    assert tuned.get("/api/v2/jobs").get_json()["jobs"] == [summary]
 
 
 def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
@@ -71,11 +72,6 @@ def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
     assert (answer["state"], answer["trial"]["index"]) == ("tuning", 0)
     events = client.get("/api/v2/jobs/gone/events").get_json()["events"]
     assert [event["kind"] for event in events] == ["lost", "note"]
-
-
-def test_the_list_has_figures_and_a_headline(tuned: FlaskClient) -> None:
-    (listed,) = tuned.get("/api/v2/jobs").get_json()["jobs"]
-    assert listed == tuned.get(f"{JOB}/overview").get_json()["job"]
 
 
 def test_the_curve_and_the_buckets_are_those_of_the_job(tuned: FlaskClient) -> None:
@@ -107,9 +103,7 @@ def test_who_asks_again_is_told_only_what_changed(tuned: FlaskClient) -> None:
 
 def test_a_job_that_is_not_there_is_a_404(client: FlaskClient) -> None:
     for path in (*GLANCES, "/trials.csv", "/export.json"):
-        response = client.get(f"/api/v2/jobs/nobody{path}")
-        assert response.status_code == 404
-        assert response.content_type == "application/problem+json"
+        assert_problem(client.get(f"/api/v2/jobs/nobody{path}"), 404, "'nobody'")
 
 
 def test_downloads_are_what_the_command_line_writes(tmp_path) -> None:
@@ -170,52 +164,38 @@ def test_what_a_rank_says_is_no_formula_in_a_spreadsheet(client: FlaskClient) ->
 
 
 @pytest.mark.parametrize(
-    ("compute", "word"),
+    ("told", "word"),
     [
-        ([0.1] * 3, "compute_seconds has 3 values, seconds has 4"),
-        ([0.1] * 3 + [-0.1], "compute_seconds.3"),
-        ([0.1] * 3 + [1e999], "compute_seconds.3"),
-        ([0.1] * 3 + [None], "compute_seconds.3"),
-        ([0.1] * 3 + [2.5], "rank 3 computed for 2.5 s in a step of 0.1 s"),
+        ({"compute_seconds": [0.1] * 3}, "compute_seconds has 3 values, seconds has 4"),
+        ({"compute_seconds": [0.1] * 3 + [-0.1]}, "compute_seconds.3"),
+        ({"compute_seconds": [0.1] * 3 + [1e999]}, "compute_seconds.3"),
+        ({"compute_seconds": [0.1] * 3 + [None]}, "compute_seconds.3"),
+        ({"compute_seconds": [0.1] * 3 + [2.5]}, "rank 3 computed for 2.5 s in a step of 0.1 s"),
+        *(({"complexity": bad}, "complexity") for bad in (-1.0, 1e999, 1e30, "many", [1.0] * 4)),
     ],
 )
-def test_bad_computing_times_are_refused(
-    client: FlaskClient, compute: list[float], word: str
+def test_bad_computing_times_and_complexities_are_refused(
+    client: FlaskClient, told: dict[str, Any], word: str
 ) -> None:
     client.put(JOB, json=registration())
-    step = {"step": 1, "seconds": [0.1] * 4, "compute_seconds": compute}
-    response = client.post(f"{JOB}/observations", json={"trial": 0, "steps": [step]})
-    assert response.status_code == 422
-    assert word in response.get_json(force=True)["detail"]
+    steps = [{"step": 1, "seconds": [0.1] * 4, **told}]
+    response = client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    assert_problem(response, 422, word)
     assert client.get(f"{JOB}/observations").get_json()["observations"] == []
 
 
-def test_computing_times_come_back_and_need_not_be_told(client: FlaskClient) -> None:
+def test_computing_times_and_complexities_come_back_and_need_not_be_told(
+    client: FlaskClient,
+) -> None:
     client.put(JOB, json=registration())
-    told = {"step": 1, "seconds": [0.1] * 4, "compute_seconds": [0.0, 0.01, 0.1005, 0.02]}
+    more = {"compute_seconds": [0.0, 0.01, 0.1005, 0.02], "complexity": 120}
+    told = {"step": 1, "seconds": [0.1] * 4, **more}
     silent = {"step": 2, "seconds": [0.1] * 4}
     client.post(f"{JOB}/observations", json={"trial": 0, "steps": [told, silent]})
     stored = client.get(f"{JOB}/observations").get_json()["observations"]
-    assert [found["compute_seconds"] for found in stored] == [told["compute_seconds"], None]
+    assert [{name: found[name] for name in more} for found in stored] == [
+        more, dict.fromkeys(more)
+    ]  # fmt: skip
     figures = client.get(f"{JOB}/overview").get_json()["job"]["figures"]
     assert figures["slowest_rank"] == 2
     assert figures["exposed_seconds"] == 0.0  # beyond the step only by the clocks' rounding
-
-
-@pytest.mark.parametrize("complexity", [-1.0, 1e999, 1e30, "many", [1.0] * 4])
-def test_a_bad_complexity_is_refused(client: FlaskClient, complexity: Any) -> None:
-    client.put(JOB, json=registration())
-    step = {"step": 1, "seconds": [0.1] * 4, "complexity": complexity}
-    response = client.post(f"{JOB}/observations", json={"trial": 0, "steps": [step]})
-    assert response.status_code == 422
-    assert "complexity" in response.get_json(force=True)["detail"]
-    assert client.get(f"{JOB}/observations").get_json()["observations"] == []
-
-
-def test_a_complexity_comes_back_and_need_not_be_told(client: FlaskClient) -> None:
-    client.put(JOB, json=registration())
-    told = {"step": 1, "seconds": [0.1] * 4, "complexity": 120}
-    silent = {"step": 2, "seconds": [0.1] * 4}
-    client.post(f"{JOB}/observations", json={"trial": 0, "steps": [told, silent]})
-    stored = client.get(f"{JOB}/observations").get_json()["observations"]
-    assert [found["complexity"] for found in stored] == [120.0, None]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from flask.testing import FlaskClient
 
@@ -76,18 +75,3 @@ def test_it_is_exported(tmp_path: Path) -> None:
     assert json.loads(found["file"].stdout)["configuration"] == {KNOB: 0}
     assert "stock DDP" not in found["show"].stdout
     assert "bucket" not in found["show"].stdout
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"world_size": 2, "ranks_per_node": [2]}, "bucket_bytes is needed"),
-        ({"knobs": {"bucket_bytes": {"type": "categorical", "values": ["a"]}}}, "log_integer"),
-    ],
-)
-def test_several_ranks_have_buckets(
-    client: FlaskClient, changes: Mapping[str, object], said: str
-) -> None:
-    refused = client.put(JOB, json={**BODY, **changes})
-    assert refused.status_code == 422
-    assert said in refused.get_data(as_text=True)

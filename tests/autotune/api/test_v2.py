@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.api.driving import JOB, drive, settle
+from tests.autotune.api.driving import JOB, assert_problem, drive, settle
 from tests.autotune.support import MIB, Ranks, registration
 
 BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
@@ -30,15 +29,6 @@ STEPS = [{"step": step, "seconds": [0.1] * 4} for step in range(1, 5)]
 def registered(client: FlaskClient) -> FlaskClient:
     assert client.put(JOB, json=registration()).status_code == 201
     return client
-
-
-def assert_problem(response: TestResponse, status: int, word: str) -> None:
-    assert response.status_code == status
-    assert response.content_type == "application/problem+json"
-    body = response.get_json(force=True)
-    assert set(body) == {"type", "title", "status", "detail"}
-    assert body["status"] == status
-    assert word in body["detail"]
 
 
 def test_a_registered_job_is_told_to_run_the_baseline(client: FlaskClient) -> None:
@@ -78,39 +68,20 @@ def test_a_whole_tuning_over_http(registered: FlaskClient) -> None:
     assert len(one[0]["seconds"]) == 4
 
 
-def test_a_job_that_drifts_is_tuned_in_another_round(registered: FlaskClient) -> None:
+def test_a_drift_opens_a_round_once_however_often_it_is_sent(registered: FlaskClient) -> None:
     ranks = Ranks(seed=1, noise=0.01)
     first = drive(registered, ranks)
     drift = {"kind": "drift", "step": 10**6, "seconds": 0.5, "message": "steps take 0.5 s"}
     state = settle(registered, registered.post(f"{JOB}/events", json=drift).get_json())
     assert (state["state"], state["round"], state["result"]) == ("tuning", 1, first["result"])
-    assert state["trial"]["index"] == first["result"]["trials"]
-    last = drive(registered, ranks)
-    assert (last["state"], last["round"]) == ("finished", 1)
+    assert registered.post(f"{JOB}/events", json=drift).get_json()["round"] == 1
+    drive(registered, ranks)
     rounds = [trial["round"] for trial in registered.get(f"{JOB}/trials").get_json()["trials"]]
-    assert rounds == sorted(rounds)
-    assert set(rounds) == {0, 1}
-
-
-def test_what_is_sent_again_has_no_consequences_again(registered: FlaskClient) -> None:
-    ranks = Ranks(seed=1, noise=0.01)
-    drive(registered, ranks)
-    drift = {"kind": "drift", "step": 10**6, "seconds": 0.5, "message": "steps take 0.5 s"}
-    assert registered.post(f"{JOB}/events", json=drift).get_json()["round"] == 1
-    assert registered.post(f"{JOB}/events", json=drift).get_json()["round"] == 1
-    drive(registered, ranks)
+    assert (rounds, set(rounds)) == (sorted(rounds), {0, 1})
     again = registered.post(f"{JOB}/events", json=drift).get_json()
     assert (again["state"], again["round"]) == ("finished", 1)
     events = registered.get(f"{JOB}/events").get_json()["events"]
     assert sum(event["kind"] == "drift" for event in events) == 1
-
-
-def test_a_drift_beyond_the_budget_changes_nothing(client: FlaskClient) -> None:
-    client.put(JOB, json=registration(limits={"max_rounds": 1}))
-    finished = drive(client, Ranks(seed=1, noise=0.01))
-    state = client.post(f"{JOB}/events", json={"kind": "drift", "step": 10**6}).get_json()
-    assert (state["state"], state["round"], state["trial"]) == ("finished", 0, None)
-    assert state["result"] == finished["result"]
 
 
 def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
@@ -128,17 +99,6 @@ def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
         "max_seconds": None,
     }
     assert (detail["protocol"], detail["ended_at"]) == ("v2", None)
-
-
-def test_jobs_are_listed_newest_first(registered: FlaskClient) -> None:
-    registered.put("/api/v2/jobs/second", json=registration(name="other"))
-    jobs = registered.get("/api/v2/jobs").get_json()["jobs"]
-    assert [job["id"] for job in jobs] == ["second", "job"]
-    named = registered.get("/api/v2/jobs?name=digits").get_json()["jobs"]
-    assert [job["id"] for job in named] == ["job"]
-    assert len(registered.get("/api/v2/jobs?limit=1").get_json()["jobs"]) == 1
-    for limit in ("0", "-1", "x", "1e3", "9" * 30):
-        assert_problem(registered.get(f"/api/v2/jobs?limit={limit}"), 422, "limit")
 
 
 def test_a_batch_may_be_sent_twice_and_an_empty_one_polls(registered: FlaskClient) -> None:
@@ -248,7 +208,10 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("knobs.channels", {"type": "log_integer", "low": 1, "high": 8}, "numbers from 1 on"),
         ("knobs.first_bucket_bytes", {"type": "categorical", "values": ["0"]}, "numbers from 0"),
         ("knobs.last_bucket_bytes", {"type": "log_integer", "low": 1, "high": 9}, "last_bucket"),
+        ("knobs.channels", {"type": "categorical", "values": [1, "many"]}, "numbers from 1 on"),
+        ("knobs.channels", {"type": "partition"}, "numbers from 1 on"),
         ("knobs.hierarchical", {"type": "log_integer", "low": 1, "high": 8}, "categorical"),
+        ("knobs.wire_precision", {"type": "log_integer", "low": 1, "high": 8}, "categorical"),
         ("knobs.cuts", {"type": "partition"}, "named buckets"),
         ("knobs.buckets", {"type": "categorical", "values": ["all"]}, "named buckets"),
         ("default_configuration.bucket_bytes", 1, "bucket_bytes"),
@@ -256,10 +219,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("default_configuration.hierarchical", 1, "hierarchical"),
         ("default_configuration.hierarchical", [1], "hierarchical"),
         ("fingerprint", "x" * 129, "fingerprint"),
-        ("limits", {"max_samples": 0}, "max_samples"),
         ("limits", {"trial_seconds": 1e999}, "trial_seconds"),
-        ("limits", {"remaining_steps": 0}, "remaining_steps"),
-        ("limits", {"max_rounds": 1001}, "max_rounds"),
         ("surprise", 1, "surprise"),
     ],
 )
@@ -358,11 +318,6 @@ def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"name": "\\ud800"}', b"[" * 100_000])
 def test_what_is_not_json_is_said_to_be_so(client: FlaskClient, body: bytes) -> None:
     assert_problem(client.put(JOB, data=body, content_type="application/json"), 400, "JSON")
-
-
-def test_a_body_too_large_is_refused(client: FlaskClient) -> None:
-    response = client.put(JOB, data=b" " * (16 * MIB + 1), content_type="application/json")
-    assert_problem(response, 413, "exceeds")
 
 
 def test_a_copy_is_taken_from_one_service_to_another(client: FlaskClient) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
+
+from bagua_autotune.cli import main
 
 TOKEN = "a-secret"
+
+
+def run(*arguments: str, answer: str | None = None) -> Result:
+    """A command of this process, and what is typed."""
+    return CliRunner().invoke(main, arguments, input=answer)
 
 
 @pytest.fixture(params=["database", "service"])

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES, main
+from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.statistics import Estimate
@@ -30,7 +30,7 @@ from bagua_autotune.store.engine.tables import SCHEMA_VERSION
 from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
-from tests.autotune.cli.conftest import TOKEN
+from tests.autotune.cli.conftest import TOKEN, run
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
 
@@ -55,10 +55,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(database: Path) -> Iterator[str]:
     with ServeProcess(database, BAGUA_AUTOTUNE_TOKEN=TOKEN) as running:
         yield running.url
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 def lines(result: Result) -> list[list[str]]:
@@ -88,6 +84,9 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
     assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=" in text
     assert "stock DDP cannot do the rest of the best configuration: hierarchical" in text
     assert text.count("\tbest\n") == 1
+    line = "without a service: bagua-autotune export old --configuration > tuned.json, then train"
+    assert line in text
+    assert "without a service" not in run("show", "x", *source).output
 
 
 def test_a_silent_job_is_called_so(tmp_path: Path) -> None:
@@ -163,23 +162,12 @@ def test_show_takes_a_name_and_means_its_newest(source: list[str]) -> None:
 
 
 def test_export_gives_the_trials_as_csv(source: list[str]) -> None:
-    rows = list(csv.DictReader(io.StringIO(run("export", "old", "--csv", *source).output)))
+    exported = run("export", "old", "--csv", *source)
+    assert b"\r" not in exported.stdout_bytes
+    rows = list(csv.DictReader(io.StringIO(exported.output)))
     assert rows[0]["bucket_bytes"] == str(25 * MIB)
     assert rows[0]["hierarchical"] == "off"
     assert all(float(row["low"]) <= float(row["seconds"]) <= float(row["high"]) for row in rows)
-
-
-def test_the_csv_has_plain_lines(source: list[str]) -> None:
-    assert b"\r" not in run("export", "old", "--csv", *source).stdout_bytes
-
-
-def test_export_gives_everything_as_json(source: list[str]) -> None:
-    document = json.loads(run("export", "old", "--json", *source).output)
-    assert document["result"]["kept"] == "winner"
-    assert len(document["trials"]) == document["result"]["trials"]
-    assert len(document["observations"]) == document["result"]["steps"]
-    assert document["tensors"][0]["name"] == "layer0.weight"
-    assert document["events"] == []
 
 
 def test_export_gives_the_best_configuration_with_what_it_is_for(source: list[str]) -> None:
@@ -198,12 +186,6 @@ def test_export_gives_the_best_configuration_with_what_it_is_for(source: list[st
     unmeasured = run("export", "x", "--configuration", *source)
     assert unmeasured.exit_code == 1
     assert "nothing is measured yet" in unmeasured.output
-
-
-def test_show_says_how_to_train_without_a_service(source: list[str]) -> None:
-    line = "without a service: bagua-autotune export old --configuration > tuned.json, then train"
-    assert line in run("show", "old", *source).output
-    assert "without a service" not in run("show", "x", *source).output
 
 
 def test_what_is_missing_is_said_in_a_sentence(source: list[str]) -> None:
@@ -272,13 +254,6 @@ def test_a_missing_token_and_a_wrong_one_are_told_apart(
     assert refused.exit_code == 1
     set_it = "set BAGUA_AUTOTUNE_TOKEN to that of the service"
     assert refused.stderr == f"Error: {service} answered 401: {wrong}; {set_it}\n"
-
-
-def test_a_service_that_does_not_answer_is_named() -> None:
-    absent = run("jobs", "--url", "http://127.0.0.1:1")
-    assert absent.exit_code == 1
-    assert "cannot be read" in absent.output
-    assert run("jobs", "--url", "nonsense").exit_code == 1
 
 
 def test_more_jobs_than_asked_for_are_mentioned_beside_the_table(source: list[str]) -> None:
@@ -350,14 +325,6 @@ def test_a_shell_can_complete_commands_and_options() -> None:
         "plain,--database",
     ]
     assert "_BAGUA_AUTOTUNE_COMPLETE=bash_source" in run("--help").output
-
-
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "bagua_autotune", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert text.startswith("Usage: bagua-autotune")
-    for name in ("serve", "jobs", "show", "export", "prune", "backup", "doctor"):
-        assert f"\n  {name} " in text
 
 
 @pytest.mark.parametrize(

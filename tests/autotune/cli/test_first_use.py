@@ -6,15 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from tests.autotune.cli.canned_service import CannedService
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+from tests.autotune.cli.conftest import run
 
 
 @pytest.fixture

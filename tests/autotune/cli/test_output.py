@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bagua_autotune.cli import main, output
+from bagua_autotune.cli import output
 from bagua_autotune.cli.overview_panel import BLOCKS, OverviewPanel, condense, sparkline
 from bagua_autotune.cli.reader import DatabaseReader
 from bagua_autotune.model.job import Trial
@@ -24,12 +23,9 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Move
 from bagua_autotune.views import JobOverview
 from bagua_wire.configuration import Configuration
+from tests.autotune.cli.conftest import run
 from tests.autotune.cli.driven_job import JOB, DrivenJob
 from tests.autotune.support import make_spec
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 @pytest.mark.parametrize("color", ["", "1"])

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from sqlalchemy import create_engine
 
 import bagua_autotune
 from bagua_autotune import __version__
-from bagua_autotune.cli import main
 from bagua_autotune.cli.reader import DatabaseReader
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.cli.canned_service import CannedService
+from tests.autotune.cli.conftest import run
 from tests.autotune.cli.driven_job import JOB, DrivenJob
-from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 
 COMMANDS = [["jobs"], ["show", JOB], ["show", "digits"], ["export", JOB, "--json"], ["watch", JOB],
@@ -32,10 +29,6 @@ COMMANDS = [["jobs"], ["show", JOB], ["show", "digits"], ["export", JOB, "--json
 
 
 OVERVIEW = f"/jobs/{JOB}/overview"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 @pytest.fixture(scope="module")
@@ -229,34 +222,7 @@ def test_watching_goes_on_when_the_database_is_there_again(
     assert result.stdout.endswith("ended before its tuning did\n")
 
 
-@pytest.mark.slow
-def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed")
-    with running_cluster(binaries) as url:
-        store = Store(url)
-        Tuner(store).register(JOB, make_spec())
-        command = [sys.executable, "-m", "bagua_autotune", "watch", JOB, "--database", url]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            first = process.stdout.readline()
-            store.close()
-            end_connections(url)
-            store = Store(url)
-            store.jobs.end(JOB, time.time())
-            store.close()
-            rest, errors = process.stdout.read(), process.stderr.read()
-    assert first.startswith("digits: Tuning: "), errors
-    assert rest.endswith("ended before its tuning did\n")
-    assert (process.returncode, errors) == (0, "")
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["jobs", "show", "simulate"])
+@pytest.mark.parametrize(("command", "unbuffered"), [("jobs", ""), ("show", "1"), ("simulate", "")])
 def test_a_full_disk_under_the_output_is_told_in_one_line(
     tmp_path: Path, command: str, unbuffered: str
 ) -> None:
@@ -294,13 +260,3 @@ def test_without_the_packages_of_the_service_a_sentence_says_what_to_install() -
         "bagua-autotune needs the packages of the service, of which click is not installed. "
         "In a clone: pip install '.[service]'\n"
     )
-
-
-def end_connections(url: str) -> None:
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid != pg_backend_pid()"
-        )
-    engine.dispose()

@@ -17,6 +17,7 @@ from bagua_autotune.costs.fitting import Fit, fit_costs
 from bagua_autotune.costs.queues import Point, points_of
 from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import KIB, MIB, SIZES, ends, profile, seconds
+from tests.autotune.support import present
 
 FLAT, LEADERS, TWO, BOTH = Kind(), Kind("leaders"), Kind("off", 2), Kind("leaders", 2)
 BF16 = Kind("off", 1, "bf16")
@@ -39,8 +40,7 @@ def test_known_costs_are_found_again_under_noise(rate: float, half: float, seed:
     truth = Cost(10**rate * 2**half, 10**rate)
     generator = np.random.default_rng(seed)
     profiles = [profile(truth, generator=generator) for _ in range(3)]
-    found = fit_costs([FLAT], points_of(FLAT, profiles))
-    assert found is not None
+    found = present(fit_costs([FLAT], points_of(FLAT, profiles)))
     check_close(found.costs[FLAT], truth, 0.12)
     assert found.costs[FLAT].seconds_per_byte == pytest.approx(truth.seconds_per_byte, rel=0.15)
 
@@ -60,8 +60,7 @@ def test_of_buckets_that_overlap_the_time_of_all_is_found_again(
 
     def error() -> float:
         profiles = [profile(truth, kind, generator=generator) for _ in range(3)]
-        found = fit_costs([kind], points_of(kind, profiles))
-        assert found is not None
+        found = present(fit_costs([kind], points_of(kind, profiles)))
         return abs(math.log(train(found.costs[kind]) / train(truth)))
 
     # The examples are many, and the noise of one may be odd; it must not be so every time. Of 4,000
@@ -75,8 +74,7 @@ def test_a_bucket_that_took_ten_times_as_long_misleads_little(place: int, steps:
     generator = np.random.default_rng(place)
     profiles = [profile(SOME, generator=generator, slow={place: 10.0})]
     profiles += [profile(SOME, generator=generator) for _ in range(steps - 1)]
-    found = fit_costs([FLAT], points_of(FLAT, profiles))
-    assert found is not None
+    found = present(fit_costs([FLAT], points_of(FLAT, profiles)))
     check_close(found.costs[FLAT], SOME, 0.4 if steps == 1 else 0.12)
 
 
@@ -92,14 +90,12 @@ def test_buckets_that_overlap_show_what_the_network_carries_together() -> None:
     for kind, cost in ((TWO, Cost(2e-3, 4e-9)), (LEADERS, Cost(2e-3, 4e-9, 1e-9))):
         (point,) = points_of(kind, [profile(cost, kind, crowded, noise=0.0)])
         assert point.queue.bytes == sum(crowded)
-        found = fit_costs([kind], [point])
-        assert found is not None
+        found = present(fit_costs([kind], [point]))
         assert found.costs[kind].seconds_per_byte == pytest.approx(4e-9, rel=0.15)
 
 
 def test_a_way_that_was_never_tried_is_expected_to_cost_what_is_usual() -> None:
-    found = fit_costs([FLAT, LEADERS, TWO, BF16], points_of(FLAT, [profile(SOME)]))
-    assert found is not None
+    found = present(fit_costs([FLAT, LEADERS, TWO, BF16], points_of(FLAT, [profile(SOME)])))
     check_close(found.costs[LEADERS], found.costs[FLAT], 0.01)
     # Two channels share the link: together they fill it a little better than one.
     assert 0.9 < seconds(found.costs[TWO], 40 * MIB) / seconds(found.costs[FLAT], 40 * MIB) < 1
@@ -118,8 +114,7 @@ def test_what_two_knobs_do_is_put_together() -> None:
         for kind, cost in ((FLAT, SOME), (LEADERS, leaders), (TWO, two))
         for point in points_of(kind, [profile(cost, kind, generator=generator) for _ in range(3)])
     ]
-    found = fit_costs([BOTH], points)
-    assert found is not None
+    found = present(fit_costs([BOTH], points))
     check_close(found.costs[BOTH], Cost(4e-3 * 1.2, 0.3e-9 * 0.8), 0.3)
 
 
@@ -128,8 +123,7 @@ def test_what_is_measured_goes_before_what_is_usual() -> None:
     points = [
         point for kind in (FLAT, TWO, BF16) for point in points_of(kind, [profile(SOME, kind)] * 3)
     ]
-    found = fit_costs([TWO, BF16], points)
-    assert found is not None
+    found = present(fit_costs([TWO, BF16], points))
     check_close(found.costs[TWO], SOME, 0.15)
     check_close(found.costs[BF16], SOME, 0.2)
 
@@ -139,8 +133,7 @@ INHERITED = {FLAT: Cost(1e-3, 1e-9), LEADERS: Cost(4e-3, 0.3e-9)}
 
 def test_nothing_known_is_no_fit_and_an_inherited_network_is_one() -> None:
     assert fit_costs([FLAT], []) is None
-    found = fit_costs([FLAT, LEADERS], [], INHERITED)
-    assert found is not None
+    found = present(fit_costs([FLAT, LEADERS], [], INHERITED))
     for kind, cost in INHERITED.items():
         check_close(found.costs[kind], cost, 0.1)
 
@@ -148,8 +141,7 @@ def test_nothing_known_is_no_fit_and_an_inherited_network_is_one() -> None:
 def test_a_network_that_became_slower_as_a_whole_is_seen_from_one_way_to_reduce() -> None:
     slower = Cost(3e-3, 3e-9)
     points = points_of(FLAT, [profile(slower, generator=np.random.default_rng(2))] * 3)
-    found = fit_costs([FLAT, LEADERS], points, INHERITED)
-    assert found is not None
+    found = present(fit_costs([FLAT, LEADERS], points, INHERITED))
     check_close(found.costs[FLAT], slower, 0.15)
     check_close(found.costs[LEADERS], Cost(12e-3, 0.9e-9), 0.25)
 
@@ -173,11 +165,9 @@ def test_what_differs_from_processor_to_processor_changes_neither_costs_nor_thei
         seconds = point.queue.seconds * (1 + 1e-15 * generator.integers(-4, 5))
         return point._replace(queue=point.queue._replace(seconds=seconds))
 
-    one = fit_costs(kinds, points)
-    assert one is not None
+    one = present(fit_costs(kinds, points))
     for _ in range(10):
-        other = fit_costs(kinds, [rounded(point) for point in points])
-        assert other is not None
+        other = present(fit_costs(kinds, [rounded(point) for point in points]))
         pairs = zip(likely(one), likely(other), strict=True)
         for (mine, theirs), kind in product(pairs, kinds):
             check_close(mine[kind], theirs[kind], 1e-6)
@@ -191,8 +181,7 @@ def likely(fit: Fit) -> list[dict[Kind, Cost]]:
 
 def spread(kind: Kind, points: Sequence[Point], size: float = 40 * MIB) -> float:
     """How far the alternatives of a fit lie apart about a kind, as a logarithm."""
-    fit = fit_costs([FLAT, LEADERS, FOUR, LEADERS_FOUR], points)
-    assert fit is not None
+    fit = present(fit_costs([FLAT, LEADERS, FOUR, LEADERS_FOUR], points))
     own = math.log(seconds(fit.costs[kind], size))
     others = [math.log(seconds(costs[kind], size)) - own for costs in likely(fit)[1:]]
     return math.hypot(*others)
@@ -217,8 +206,7 @@ def test_what_channels_gain_one_way_to_reduce_says_little_of_another() -> None:
         for point in points_of(kind, [profile(cost, kind)] * 3)
     ]
     assert spread(FOUR, points) > 0.1
-    found = fit_costs([FOUR], [*points, *points_of(FOUR, [profile(wide, FOUR)] * 3)])
-    assert found is not None
+    found = present(fit_costs([FOUR], [*points, *points_of(FOUR, [profile(wide, FOUR)] * 3)]))
     check_close(found.costs[FOUR], wide, 0.2)
 
 

@@ -15,6 +15,7 @@ from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from tests.autotune.costs.profiled import MIB, profile
 from tests.autotune.simulated_job import space_of
+from tests.autotune.support import present
 
 FLAT = Kind()
 TENSORS = [
@@ -74,8 +75,7 @@ def test_parts_that_are_missing_come_from_earlier_jobs_or_there_is_no_model() ->
     assert fit_model(layouts, [FLAT], [], ready) is None
     assert fit_model(layouts, [FLAT], [], None, costs) is None
     assert fit_model(layouts, [FLAT], [], ready[:3], costs) is None, "times of another model"
-    both = fit_model(layouts, [FLAT], [], ready, costs)
-    assert both is not None
+    both = present(fit_model(layouts, [FLAT], [], ready, costs))
     assert both.ready_seconds.tolist() == ready
     own = profile(Cost(1e-3, 1e-9), sizes=[MIB] * 4)
     measured = fit_model(layouts, [FLAT], [(Configuration(bucket_bytes=1), own)], ready, costs)
@@ -95,8 +95,7 @@ def model_of(simulator: Simulator, generator: np.random.Generator) -> CostModel:
         for step in range(3)
     ]
     kinds = [Kind.of(configuration) for configuration in ran]
-    model = fit_model(Layouts(simulator.workload.tensors), kinds, profiled)
-    assert model is not None
+    model = present(fit_model(Layouts(simulator.workload.tensors), kinds, profiled))
     return model
 
 

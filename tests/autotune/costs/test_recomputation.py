@@ -11,6 +11,7 @@ from bagua_simulator.recomputation import Block, RecomputingSimulator, replicate
 from bagua_simulator.workloads import load
 from bagua_wire.configuration import Configuration
 from tests.autotune.simulated_job import space_of
+from tests.autotune.support import present
 
 KNOB = "recomputed_blocks"
 
@@ -20,12 +21,10 @@ def of(count: int, **others: int) -> Configuration:
 
 
 def test_the_share_is_about_known_and_after_one_trial_well() -> None:
-    before = Recomputing.of(of(16), [(of(16), 0.5)])
-    assert before is not None
+    before = present(Recomputing.of(of(16), [(of(16), 0.5)]))
     assert (before.share, before.error) == (pytest.approx(0.2), pytest.approx(0.06))
     for seconds in (0.5, 0.45, 0.36):
-        found = Recomputing.of(of(16), [(of(16), 0.5), (of(0), seconds)])
-        assert found is not None
+        found = present(Recomputing.of(of(16), [(of(16), 0.5), (of(0), seconds)]))
         assert found.share == pytest.approx(1 - seconds / 0.5, abs=0.025)
         assert found.error < 0.02
         assert found.left(of(8)) == pytest.approx(1 - found.share / 2)
@@ -43,8 +42,7 @@ def test_a_number_of_blocks_is_predicted_together_with_all_else(bandwidth: float
     tried = Configuration({**default, "bucket_bytes": 2**23, KNOB: 0})
     profiled = [(each, simulator.profile(each)) for each in (default, tried)]
     computed = [(each, simulator.computing_seconds(each)) for each in (default, tried)]
-    line = Recomputing.of(default, computed)
-    assert line is not None
+    line = present(Recomputing.of(default, computed))
     space = space_of(simulator, knobs)
     layouts = Layouts(simulator.tensors)
     fitted = fit_model(layouts, kinds_of(space, (default,)), line.by_default(profiled))

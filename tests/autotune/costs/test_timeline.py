@@ -19,6 +19,7 @@ from bagua_simulator import collectives
 from bagua_wire.configuration import Configuration
 from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import ends
+from tests.autotune.support import present
 
 SIZES = st.integers(0, 1000) | st.integers(0, 20).map(lambda parts: parts * 2**18)
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), SIZES), min_size=1, max_size=12)
@@ -122,16 +123,14 @@ def step(buckets: int, launch_seconds: float, kind: Kind = FLAT) -> tuple[Kind, 
 @pytest.mark.parametrize("kind", [FLAT, CHAIN])
 def test_what_launches_add_is_found_and_taken_out(kind: Kind, launch_seconds: float) -> None:
     steps = [step(buckets, launch_seconds, kind) for buckets in (2, 200) for _ in range(10)]
-    found = fit_computing(steps)
-    assert found is not None
+    found = present(fit_computing(steps))
     assert found.launch_seconds == pytest.approx(launch_seconds, rel=0.15, abs=3e-6)
     truth = 0.1 * np.arange(1, TENSORS + 1) / TENSORS
     assert found.ready_seconds == pytest.approx(truth, abs=0.004)
 
 
 def test_from_one_layout_it_is_what_is_usual() -> None:
-    found = fit_computing([step(20, 0.0)] * 3)
-    assert found is not None
+    found = present(fit_computing([step(20, 0.0)] * 3))
     assert found.launch_seconds == pytest.approx(USUAL_LAUNCH_SECONDS)
     assert fit_computing([]) is None
 
@@ -154,8 +153,7 @@ def test_odd_steps_give_times_that_are_finite_and_ascend(data: st.DataObject, co
     steps = data.draw(
         st.lists(st.tuples(st.sampled_from([FLAT, CHAIN]), profiles), min_size=1, max_size=4)
     )
-    found = fit_computing(steps)
-    assert found is not None
+    found = present(fit_computing(steps))
     assert math.isfinite(found.launch_seconds)
     assert found.launch_seconds >= 0
     assert np.isfinite(found.ready_seconds).all()

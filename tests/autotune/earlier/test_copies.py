@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +14,15 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.workloads import load
 from bagua_wire.configuration import Configuration
+from tests.autotune.api.test_v2 import change
 from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
-from tests.autotune.earlier.test_restart import RESIZED, smaller
+from tests.autotune.earlier.test_restart import RESIZED
 from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Ranks, make_spec
-from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
+from tests.autotune.support import Ranks, make_spec, present
+from tests.autotune.tuning.jobs import GBIT, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_gone import run
 
 RUN = {"run": "night-shift"}
@@ -44,8 +46,7 @@ def test_a_restart_on_another_host_goes_on_where_it_was(tuner: Tuner) -> None:
     measured = tried(tuner, "before")
     other = carried(tuner, "before")
     other.register("after", make_spec(**RUN))
-    inherited = other.store.jobs.get("after").inherited
-    assert inherited is not None
+    inherited = present(other.store.jobs.get("after").inherited)
     assert inherited.earlier is not None
     assert len(inherited.earlier.trials) == 3
     run(other, "after", Ranks(seed=1, noise=0.002), trials=2)
@@ -58,8 +59,7 @@ def test_what_was_found_for_other_ranks_comes_along(tuner: Tuner) -> None:
     """With two nodes, with one, and on two again: on a third host."""
     tuner.register("two", make_spec(**RUN, **RESIZED))
     run(tuner, "two", Ranks(noise=0.002, world_size=2))
-    result = tuner.status("two").result
-    assert result is not None
+    result = present(tuner.status("two").result)
     assert result.kept == "winner"
     other = carried(tuner, "two")
     other.register("one", make_spec(**RUN))
@@ -67,12 +67,23 @@ def test_what_was_found_for_other_ranks_comes_along(tuner: Tuner) -> None:
     third = carried(other, "one")
     third.register("two-again", make_spec(**RUN, **RESIZED))
     run(third, "two-again", Ranks(noise=0.002, world_size=2), trials=1)
-    trial = third.open_trial("two-again")
-    assert trial is not None
+    trial = present(third.open_trial("two-again"))
     assert trial.configuration == result.configuration
     lives = Overviews(third.store).overview("two").lives
     assert [life.job for life in lives] == ["two", "one", "two-again"]
     assert [life.number for life in lives] == [1, 2, 3]
+
+
+def smaller() -> Simulator:
+    """Two of the four nodes."""
+    cluster = Cluster(
+        nodes=2,
+        ranks_per_node=2,
+        bandwidth_bytes_per_second=10 * GBIT,
+        latency_seconds=100e-6,
+        inside_bandwidth_bytes_per_second=800 * GBIT,
+    )
+    return Simulator(load("resnet50"), cluster)
 
 
 def test_the_networks_costs_come_along_for_other_ranks(tuner: Tuner) -> None:
@@ -107,85 +118,45 @@ def test_a_copy_of_a_clock_that_is_ahead_is_older_than_what_follows(tuner: Tuner
     assert other.store.jobs.get("before").created_at < other.store.jobs.get("after").created_at
 
 
-def drop_tensor(copy: dict[str, Any]) -> None:
-    del copy["tensors"][3]
-
-
-def other_size(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][1]["configuration"]["bucket_bytes"] = 1
-
-
-def no_end(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["phase"] = "finished"
-
-
-def no_cost(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][0]["cost"] = None
-
-
-def boundless_cost(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][0]["cost"] = 1e300
-
-
-def boundless_error(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][0]["standard_error"] = 1e300
-
-
-def no_steps(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][0]["steps"] = 0
-
-
-def round_to_come(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["trials"][1]["round"] = 1
-
-
-def round_of_before(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["round"] = copy["jobs"][0]["trials"][0]["round"] = 1
-
-
-def strange_costs(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["costs"] = {"[]": [1.0, 1.0], "nothing": [1.0]}
-
-
-def many_jobs(copy: dict[str, Any]) -> None:
-    copy["jobs"] *= 9
-
-
-def unknown_field(copy: dict[str, Any]) -> None:
-    copy["jobs"][0]["owner"] = "somebody"
-
-
-def later_format(copy: dict[str, Any]) -> None:
-    copy["format"] = 2
+FIRST = "jobs.0.trials.0."
+SECOND = "jobs.0.trials.1."
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("path", "value"),
     [
-        drop_tensor,
-        other_size,
-        no_end,
-        no_cost,
-        boundless_cost,
-        boundless_error,
-        no_steps,
-        round_to_come,
-        round_of_before,
-        strange_costs,
-        many_jobs,
-        unknown_field,
-        later_format,
+        (SECOND + "configuration.bucket_bytes", 1),
+        ("jobs.0.phase", "finished"),  # and no end of it
+        (FIRST + "cost", None),
+        (FIRST + "cost", 1e300),
+        (FIRST + "standard_error", 1e300),
+        (FIRST + "steps", 0),
+        (SECOND + "round", 1),  # which is yet to come
+        ("jobs.0.costs", {"[]": [1.0, 1.0], "nothing": [1.0]}),
+        ("jobs.0.owner", "somebody"),
+        ("format", 2),
     ],
 )
-def test_a_copy_that_cannot_be_is_refused(
-    tuner: Tuner, spoil: Callable[[dict[str, Any]], None]
-) -> None:
+def test_a_copy_that_cannot_be_is_refused(tuner: Tuner, path: str, value: Any) -> None:
     tuner.register("job", make_spec())
     run(tuner, "job", Ranks(noise=0.002), trials=2)
     ready = tuple(0.001 * place for place in range(250))
     copy = copy_of(tuner.store, tuner.knowledge, "job").model_dump(mode="json")
     copy["jobs"][0]["ready_seconds"] = ready
     Copy.model_validate_json(json.dumps(copy))
-    spoil(copy)
+    (job,) = copy["jobs"]
+    round_of_before = {
+        **job,
+        "round": 1,
+        "trials": [{**job["trials"][0], "round": 1}, *job["trials"][1:]],
+    }
+    for wrong in (
+        {"jobs": [job] * 9},
+        {"jobs": [round_of_before]},
+        {"tensors": copy["tensors"][1:]},
+    ):
+        with pytest.raises(ValidationError):
+            Copy.model_validate_json(json.dumps({**copy, **wrong}))
+    change(path, value)(copy)
     with pytest.raises(ValidationError):
         Copy.model_validate_json(json.dumps(copy))

@@ -18,7 +18,7 @@ from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Value
 from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Ranks, make_spec, registration
+from tests.autotune.support import Ranks, make_spec, present, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive
 
@@ -29,17 +29,11 @@ def knows_before_its_first_trial(tuner: Tuner, job_id: str) -> bool:
     return Knowledge(tuner.store).problem(Round(job, [])).predictor is not None
 
 
-def test_the_first_job_inherits_nothing(tuner: Tuner) -> None:
-    tuned(tuner, "first", simulator())
-    assert tuner.store.jobs.get("first").inherited is None
-
-
 def test_the_same_model_on_another_network_takes_over_the_ready_times(tuner: Tuner) -> None:
     first = simulator()
     tuned(tuner, "first", first)
     job = tuned(tuner, "second", simulator(gbit_per_second=25), 1, fingerprint="second")
-    inherited = tuner.store.jobs.get("second").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("second").inherited)
     assert (inherited.configuration, inherited.costs, inherited.source) == (None, {}, "first")
     assert inherited.ready_seconds is not None
     truth = first.profile(first.default).ready_seconds
@@ -51,8 +45,7 @@ def test_the_same_model_on_another_network_takes_over_the_ready_times(tuner: Tun
 def test_another_model_on_the_same_network_takes_over_the_costs(tuner: Tuner) -> None:
     tuned(tuner, "first", simulator())
     job = tuned(tuner, "second", simulator("bert-large"), 1, fingerprint="second")
-    inherited = tuner.store.jobs.get("second").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("second").inherited)
     assert (inherited.configuration, inherited.ready_seconds) == (None, None)
     kinds = {Kind.parse(text) for text in inherited.costs}
     assert Kind("off", 1) in kinds
@@ -108,20 +101,11 @@ def test_keys_tell_apart_what_decides_and_nothing_else() -> None:
     assert network_key(make_spec(software=one)) == network_key(make_spec(software=two))
 
 
-def test_the_stored_gain_is_what_was_confirmed_and_a_kept_default_has_none(tuner: Tuner) -> None:
+def test_the_stored_gain_is_what_was_confirmed(tuner: Tuner) -> None:
     tuner.register("fast", make_spec())
-    result = drive(tuner, "fast", Ranks()).result
-    assert result is not None
-    found = inherit(make_spec(), tuner.store, Knowledge(tuner.store))
-    assert found is not None
+    result = present(drive(tuner, "fast", Ranks()).result)
+    found = present(inherit(make_spec(), tuner.store, Knowledge(tuner.store)))
     assert found.gain == pytest.approx(math.log(result.speedup))
-    flat = make_spec(fingerprint="0" * 64)
-    tuner.register("flat", flat)
-    assert drive(tuner, "flat", Ranks(step_seconds=lambda _: 0.2)).result is not None
-    found = inherit(flat, tuner.store, Knowledge(tuner.store))
-    assert found is not None
-    assert found.configuration == dict(make_spec().default_configuration)
-    assert found.gain == 0.0
 
 
 def begins_with(tuner: Tuner) -> dict[str, Value] | None:
@@ -132,13 +116,12 @@ def begins_with(tuner: Tuner) -> dict[str, Value] | None:
 
 def test_a_default_that_was_kept_after_a_whole_search_is_begun_with(tuner: Tuner) -> None:
     tuner.register("first", make_spec())
-    first = drive(tuner, "first", Ranks(step_seconds=lambda _: 0.2)).result
-    assert first is not None
+    first = present(drive(tuner, "first", Ranks(step_seconds=lambda _: 0.2)).result)
     assert (first.kept, first.reason) == ("baseline", "nothing was clearly faster")
-    assert begins_with(tuner) == make_spec().default_configuration
+    found = present(inherit(make_spec(), tuner.store, Knowledge(tuner.store)))
+    assert (found.configuration, found.gain) == (make_spec().default_configuration, 0.0)
     tuner.register("second", make_spec())
-    second = drive(tuner, "second", Ranks(step_seconds=lambda _: 0.2)).result
-    assert second is not None
+    second = present(drive(tuner, "second", Ranks(step_seconds=lambda _: 0.2)).result)
     assert second.trials == 1
     assert begins_with(tuner) == make_spec().default_configuration, "also from one that inherited"
 
@@ -160,8 +143,7 @@ def test_one_that_begins_afresh_takes_over_nothing_and_leaves_what_it_finds(tune
     job.run(3000, until_finished=True)
     assert job.is_finished
     SimulatedJob(tuner, simulator(), "next", 1, name="one")
-    inherited = tuner.store.jobs.get("next").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("next").inherited)
     assert inherited.source == "afresh"
 
 
@@ -200,8 +182,7 @@ def test_a_default_that_was_kept_for_want_of_trials_is_not_begun_with(
     tuner: Tuner, limits: dict[str, int]
 ) -> None:
     tuner.register("short", make_spec(limits=limits))
-    result = drive(tuner, "short", Ranks(step_seconds=lambda _: 0.2)).result
-    assert result is not None
+    result = present(drive(tuner, "short", Ranks(step_seconds=lambda _: 0.2)).result)
     assert result.kept == "baseline"
     assert begins_with(tuner) is None
 
@@ -211,15 +192,12 @@ def test_a_default_that_was_kept_as_noise_would_hide_any_gain_is_not_begun_with(
 ) -> None:
     """The next run may be on a quieter machine, where the little that is possible shows."""
     of = simulator(gbit_per_second=40)
-    first = tuned(tuner, "first", of, noise=0.12).status.result
-    assert first is not None
+    first = present(tuned(tuner, "first", of, noise=0.12).status.result)
     assert NOT_SHOWN in first.reason
     again = tuned(tuner, "again", of, 1, noise=0.005)
-    inherited = tuner.store.jobs.get("again").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("again").inherited)
     assert (inherited.configuration, inherited.gain) == (None, None)
-    result = again.status.result
-    assert result is not None
+    result = present(again.status.result)
     assert result.kept == "winner"
 
 
@@ -228,16 +206,14 @@ def test_a_winner_that_the_ranks_could_not_run_leaves_nothing_to_begin_with(tune
     assert drive(tuner, "first", Ranks()).result is not None
     assert begins_with(tuner) is not None
     tuner.take_event("first", Event("disagreement", None, 999, "rank 3 ran out of memory"))
-    result = tuner.status("first").result
-    assert result is not None
+    result = present(tuner.status("first").result)
     assert (result.kept, result.reason) == (
         "baseline",
         "the ranks disagreed: rank 3 ran out of memory",
     )
     assert begins_with(tuner) is None
     tuner.register("second", make_spec())
-    second = drive(tuner, "second", Ranks()).result
-    assert second is not None
+    second = present(drive(tuner, "second", Ranks()).result)
     assert second.kept == "winner", "it is searched for again"
 
 
@@ -249,8 +225,7 @@ def test_a_default_that_was_kept_because_ranks_failed_is_not_begun_with(tuner: T
             drive(tuner, "first", ranks, polls=1)
         else:
             tuner.take_event("first", Event("disagreement", trial.index, 50, "out of memory"))
-    result = tuner.status("first").result
-    assert result is not None
+    result = present(tuner.status("first").result)
     assert result.kept == "baseline"
     assert begins_with(tuner) is None
 
@@ -259,15 +234,13 @@ def test_a_job_with_one_trial_does_not_begin_with_another(tuner: Tuner) -> None:
     tuner.register("first", make_spec())
     assert drive(tuner, "first", Ranks()).configuration != make_spec().default_configuration
     tuner.register("second", make_spec(limits={"max_samples": 1}))
-    result = drive(tuner, "second", Ranks()).result
-    assert result is not None
+    result = present(drive(tuner, "second", Ranks()).result)
     assert (result.kept, result.trials) == ("baseline", 1)
 
 
 def test_a_winner_is_begun_with_however_few_trials_found_it(tuner: Tuner) -> None:
     tuner.register("first", make_spec(limits={"max_samples": 4}))
-    result = drive(tuner, "first", Ranks(noise=0.001)).result
-    assert result is not None
+    result = present(drive(tuner, "first", Ranks(noise=0.001)).result)
     assert result.kept == "winner"
     assert begins_with(tuner) == result.configuration
 

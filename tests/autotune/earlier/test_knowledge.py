@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from unittest import TestCase
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bagua_autotune.earlier import knowledge
 from bagua_autotune.earlier.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Observation
-from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.tuner import Tuner
@@ -102,42 +98,6 @@ def test_what_a_better_setting_is_worth_grows_with_the_steps_that_remain(tuner: 
         job = tuner.store.jobs.get(f"job{steps}")
         found.append(Knowledge(tuner.store).problem(Round(job, [])).horizon_trials)
     assert 0 < found[0] < found[1] < found[2] == LONGEST_HORIZON_TRIALS
-
-
-SECONDS = st.sampled_from([0.0, 5e-324, 1e-9, 0.1, 1e9]) | st.floats(0, 1e9)
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-@pytest.mark.slow
-def test_odd_profiles_do_not_break_a_tuning(data: st.DataObject) -> None:
-    """They are refused or taken; the search by costs alone goes on."""
-    tuner = Tuner(Store("sqlite://"))
-    spec = make_spec(tensors=registration()["tensors"][:8], limits={"max_samples": 6})
-    tuner.register("job", spec)
-    for turn in range(40):
-        with TestCase().assertNoLogs("bagua_autotune", "ERROR"):
-            run_odd(tuner, turn, data)
-    assert tuner.status("job").state == "finished"
-
-
-def run_odd(tuner: Tuner, turn: int, data: st.DataObject) -> None:
-    trial = tuner.open_trial("job")
-    if trial is None:
-        return
-    bucket = st.builds(
-        BucketTiming, bytes=st.integers(0, 2**53), started_seconds=SECONDS, ended_seconds=SECONDS
-    )
-    odd = Profile(
-        step=turn,
-        step_seconds=data.draw(SECONDS),
-        ready_seconds=tuple(data.draw(st.lists(SECONDS, min_size=8, max_size=8))),
-        buckets=tuple(data.draw(st.lists(bucket, min_size=1, max_size=8))),
-    )
-    tuner.take_profile("job", trial.index, odd)
-    seconds = 0.1 + 0.01 * trial.index
-    steps = [Observation(100 * turn + place, (seconds,) * 4) for place in range(12)]
-    tuner.observe("job", trial.index, steps)
 
 
 def unfittable(*_: object) -> None:

@@ -14,13 +14,9 @@ from bagua_autotune.earlier.restart import DEADLY
 from bagua_autotune.model.job import Event, JobSpec, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_simulator import Cluster, Simulator
-from bagua_simulator.workloads import load
 from bagua_wire.configuration import Configuration
-from tests.autotune.earlier.test_heritage import knows_before_its_first_trial
-from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Ranks, make_spec, peaked
-from tests.autotune.tuning.jobs import GBIT, simulator, slower_than_best, tuned
+from tests.autotune.support import Ranks, make_spec, peaked, present
+from tests.autotune.tuning.jobs import simulator, tuned
 from tests.autotune.tuning.test_gone import run
 
 RESIZED: dict[str, Any] = {"world_size": 2, "ranks_per_node": [1, 1], "fingerprint": "2" * 64}
@@ -30,8 +26,7 @@ def cut_short(tuner: Tuner, job_id: str, trials: int, **changes: Any) -> Trial:
     """A job whose training is killed when so many trials are measured; the one it was killed in."""
     tuner.register(job_id, make_spec(**changes))
     run(tuner, job_id, Ranks(noise=0.002), trials=trials)
-    trial = tuner.open_trial(job_id)
-    assert trial is not None
+    trial = present(tuner.open_trial(job_id))
     return trial
 
 
@@ -62,8 +57,7 @@ def test_a_restart_on_the_same_ranks_goes_on_where_it_was(empty_url: str) -> Non
     assert own[:2] == [measured[0], open_trial.configuration]
     assert len(own) <= 3
     assert not set(own[1:]) & set(measured)
-    result = tuner.status("after").result
-    assert result is not None
+    result = present(tuner.status("after").result)
     assert result.kept == "winner"
     fastest = min(map(peaked, [*measured, *own]))
     assert peaked(result.configuration) < 1.02 * fastest
@@ -83,8 +77,7 @@ def test_what_is_best_may_have_been_measured_before_the_restart(tuner: Tuner) ->
     tuner.register("after", make_spec(limits={"max_samples": 5}))
     run(tuner, "after", ranks)
     assert fast not in searched(tuner, "after")
-    result = tuner.status("after").result
-    assert result is not None
+    result = present(tuner.status("after").result)
     assert (result.configuration, result.kept) == (fast, "winner")
 
 
@@ -100,8 +93,7 @@ def test_lives_add_up(tuner: Tuner) -> None:
     limits = {"max_samples": 8}
     for life in range(3):
         cut_short(tuner, f"life-{life}", 3, limits=limits)
-    inherited = tuner.store.jobs.get("life-2").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("life-2").inherited)
     assert inherited.earlier is not None
     before = {c for life in ("life-0", "life-1") for c in searched(tuner, life)[1:3]}
     assert {Configuration(trial.configuration) for trial in inherited.earlier.trials} == before
@@ -115,12 +107,10 @@ def test_trials_of_before_do_not_count_where_the_default_takes_another_time(tune
     ranks = Ranks(noise=0.002, step_seconds=lambda c: 1.3 * peaked(c))
     run(tuner, "after", ranks, trials=1)
     # What was best is only where it begins.
-    trial = tuner.open_trial("after")
-    assert trial is not None
+    trial = present(tuner.open_trial("after"))
     assert trial.configuration == status.progress.incumbent
     run(tuner, "after", ranks)
-    result = tuner.status("after").result
-    assert result is not None
+    result = present(tuner.status("after").result)
     assert result.kept == "winner"
     assert len(searched(tuner, "after")) >= 5
 
@@ -161,8 +151,7 @@ def test_with_other_ranks_a_job_begins_with_what_was_best_and_measures_anew(
     status = tuner.status("before")
     best = status.configuration if is_done else status.progress.incumbent
     tuner.register("after", make_spec(**RESIZED))
-    inherited = tuner.store.jobs.get("after").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("after").inherited)
     assert (inherited.gain, inherited.source) == (None, "before")
     assert not (inherited.earlier and inherited.earlier.trials)
     # Another way is the fastest there: neither times nor the choice of before decide.
@@ -170,8 +159,7 @@ def test_with_other_ranks_a_job_begins_with_what_was_best_and_measures_anew(
     run(tuner, "after", ranks)
     assert tried(tuner, "after")[:2] == [make_spec().default_configuration, best]
     assert best is not None
-    result = tuner.status("after").result
-    assert result is not None
+    result = present(tuner.status("after").result)
     assert peaked(result.configuration, 64 << 20) < peaked(best, 64 << 20)
 
 
@@ -179,8 +167,7 @@ def test_back_on_its_first_ranks_a_job_finds_its_trials_of_then(tuner: Tuner) ->
     cut_short(tuner, "four", 4)
     tuner.register("two", make_spec(**RESIZED))
     tuner.register("four-again", make_spec())
-    inherited = tuner.store.jobs.get("four-again").inherited
-    assert inherited is not None
+    inherited = present(tuner.store.jobs.get("four-again").inherited)
     assert inherited.earlier is not None
     assert len(inherited.earlier.trials) == 3
 
@@ -198,36 +185,11 @@ def make_tensors(count: int) -> list[dict[str, Any]]:
     return [asdict(tensor) for tensor in make_spec().tensors[:count]]
 
 
-def smaller() -> Simulator:
-    """Two of the four nodes."""
-    cluster = Cluster(
-        nodes=2,
-        ranks_per_node=2,
-        bandwidth_bytes_per_second=10 * GBIT,
-        latency_seconds=100e-6,
-        inside_bandwidth_bytes_per_second=800 * GBIT,
-    )
-    return Simulator(load("resnet50"), cluster)
-
-
-def test_a_resize_keeps_what_is_known_of_the_network(tuner: Tuner) -> None:
-    tuned(tuner, "eight", simulator(), name="resnet")
-    job = SimulatedJob(tuner, smaller(), "four", 1, fingerprint="four", name="resnet")
-    inherited = tuner.store.jobs.get("four").inherited
-    assert inherited is not None
-    assert inherited.ready_seconds is not None
-    assert Kind("off", 1) in {Kind.parse(text) for text in inherited.costs}
-    assert knows_before_its_first_trial(tuner, "four")
-    job.run(3000, until_finished=True)
-    assert slower_than_best(job) < 0.05
-
-
 def test_costs_of_other_ranks_are_those_of_their_messages(tuner: Tuner) -> None:
     tuned(tuner, "eight", simulator())
     previous, knowledge = tuner.store.jobs.get("eight"), Knowledge(tuner.store)
     spec = resized(previous.software, [2, 2])
-    before = knowledge.fit_whole(previous)
-    assert before is not None
+    before = present(knowledge.fit_whole(previous))
     found = resized_costs(previous, spec, knowledge)
     flat = Kind("off", 1)
     was, now = before.costs[flat], found[flat]

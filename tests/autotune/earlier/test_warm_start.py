@@ -16,8 +16,8 @@ from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration, Value
 from tests.autotune.deciding.test_decision import FAST, make_job
-from tests.autotune.support import MIB, Ranks, make_spec
-from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
+from tests.autotune.support import MIB, Ranks, make_spec, present
+from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive
 
 pytestmark = pytest.mark.slow
@@ -27,23 +27,21 @@ def configurations(tuner: Tuner, job_id: str) -> list[Configuration]:
     return [trial.configuration for trial in tuner.store.trials.of(job_id)]
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_the_second_run_is_at_its_best_from_the_first_switch_and_sure_after_two_trials(
-    tuner: Tuner, seed: int
+    tuner: Tuner,
 ) -> None:
-    first = tuned(tuner, "first", simulator(), seed)
+    first = tuned(tuner, "first", simulator())
     assert first.status.result is not None
     assert first.status.result.kept == "winner"
-    for run in range(1, 4):
-        job = tuned(tuner, f"run{run}", simulator(), 100 * run + seed)
+    for run in (1, 2):
+        job = tuned(tuner, f"run{run}", simulator(), 100 * run)
         assert configurations(tuner, f"run{run}") == [job.baseline, first.configuration]
         assert [switch.configuration for switch in job.switches] == [
             job.baseline,
             first.configuration,
             first.configuration,
         ]
-        result = job.status.result
-        assert result is not None
+        result = present(job.status.result)
         assert result.kept == "winner"
         truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)
         assert result.low * 0.97 < truth < result.high * 1.03
@@ -60,27 +58,15 @@ def test_what_a_training_names_wins_where_it_is_the_best_though_no_candidate(
         return 0.12 if configuration["bucket_bytes"] == 10 * MIB else 0.2
 
     tuner.register("job", make_spec(begin_with=named, limits={"max_samples": 12}))
-    found = drive(tuner, "job", Ranks(0, 0.01, step_seconds)).result
-    assert found is not None
+    found = present(drive(tuner, "job", Ranks(0, 0.01, step_seconds)).result)
     assert (found.kept, found.configuration) == ("winner", Configuration(named))
-
-
-def test_the_second_run_of_a_job_whose_default_was_best_needs_one_trial(tuner: Tuner) -> None:
-    best = fastest(tuned(tuner, "first", simulator()))
-    tuned(tuner, "own", simulator(), default=best, fingerprint="own")
-    again = tuned(tuner, "again", simulator(), default=best, fingerprint="own")
-    assert configurations(tuner, "again") == [best]
-    assert again.status.result is not None
-    assert again.status.result.kept == "baseline"
-    assert "it was the best in an earlier run" in again.status.result.summary
 
 
 def test_what_was_best_on_another_network_is_not_kept_where_it_is_not(tuner: Tuner) -> None:
     """The same fingerprint, but the machine is not the one that it was."""
     first = tuned(tuner, "first", simulator())
     stored = Configuration(bucket_bytes=8 * MIB, hierarchical="leaders", channels=2)
-    result = first.status.result
-    assert result is not None
+    result = present(first.status.result)
     tuner.store.jobs.replace_result("first", replace(result, configuration=stored))
     changed = simulator(gbit_per_second=25, inside_gbit_per_second=20)
     assert changed.step_seconds(stored) > changed.step_seconds(changed.default)
@@ -111,31 +97,13 @@ def test_a_stored_best_that_the_ranks_cannot_run_is_left(tuner: Tuner) -> None:
     assert slower_than_best(job) < 0.05
 
 
-@pytest.mark.parametrize(
-    "changes", [{"fingerprint": "other"}, {"knobs": ("bucket_bytes", "hierarchical")}]
-)
-def test_a_job_that_is_another_or_lacks_a_knob_does_not_begin_with_it(
-    tuner: Tuner, changes: dict[str, Any]
-) -> None:
+def test_a_job_that_lacks_a_knob_does_not_begin_with_it(tuner: Tuner) -> None:
     tuned(tuner, "first", simulator())
-    job = tuned(tuner, "second", simulator(), 1, **changes)
-    inherited = tuner.store.jobs.get("second").inherited
-    assert inherited is not None
+    job = tuned(tuner, "second", simulator(), 1, knobs=("bucket_bytes", "hierarchical"))
+    inherited = present(tuner.store.jobs.get("second").inherited)
     assert inherited.configuration is None
     assert len(configurations(tuner, "second")) > 2
     assert job.status.result is not None
-
-
-def test_an_explicit_list_of_buckets_is_stored_and_begun_with(tuner: Tuner) -> None:
-    knobs = ("bucket_bytes", "hierarchical", "channels", "buckets")
-    tensors = len(simulator().workload.tensors)
-    first = tuned(tuner, "first", simulator(), knobs=knobs)
-    explicit = Configuration({**first.configuration, "buckets": (tensors - 40, 40)})
-    kept = tuner.store.jobs.get("first").result
-    assert kept is not None
-    tuner.store.jobs.replace_result("first", replace(kept, configuration=explicit))
-    tuned(tuner, "second", simulator(), 1, knobs=knobs)
-    assert configurations(tuner, "second")[1] == explicit
 
 
 def inheriting(gain: float) -> Inherited:
@@ -151,19 +119,13 @@ def confirmed(gain: float, measured: float, error: float) -> Interval | None:
 
 
 def test_a_gain_is_confirmed_by_trials_that_fit_it_and_by_no_others() -> None:
-    found = confirmed(0.2, 0.19, 0.005)
-    assert found is not None
+    found = present(confirmed(0.2, 0.19, 0.005))
     assert 0.17 < found.low < found.center < found.high < 0.21
     assert confirmed(0.2, 0.02, 0.005) is None, "much less than it was"
     assert confirmed(0.2, 0.5, 0.005) is None, "much more: something else has changed"
     assert confirmed(0.2, 0.19, math.inf) is None, "nothing is known"
-    vague = confirmed(0.2, 0.1, 0.05)
-    assert vague is not None
+    vague = present(confirmed(0.2, 0.1, 0.05))
     assert 0.1 < vague.center < 0.2
-
-
-def test_of_a_job_without_history_nothing_is_known() -> None:
-    assert Round(make_job(), []).stored_best is None
 
 
 def _trials(tuner: Tuner, job_id: str, count: int, **changes: Any) -> list[Configuration]:
@@ -189,8 +151,7 @@ def test_what_the_training_names_is_tried_first_whatever_is_known(tuner: Tuner) 
         _trials(tuner, f"all of {job_id}", 100)
     # It is tried, and no more: a better one wins.
     _trials(tuner, "whole", 100, begin_with=asked, fingerprint="whole")
-    result = tuner.store.jobs.get("whole").result
-    assert result is not None
+    result = present(tuner.store.jobs.get("whole").result)
     assert result.configuration["bucket_bytes"] != 2 * MIB
 
 

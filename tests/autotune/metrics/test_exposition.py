@@ -73,19 +73,6 @@ def test_steps_are_counted_once(client: FlaskClient) -> None:
     assert of(found, "search_steps_total") == {("digits",): 3}
 
 
-def test_a_change_is_seen_at_the_next_scrape(client: FlaskClient) -> None:
-    client.put(JOB, json=registration())
-    before = scrape(client)
-    assert scrape(client).keys() >= before.keys()
-    client.post(
-        f"{JOB}/events", json={"kind": "disagreement", "trial": 0, "message": "rank 1 disagreed"}
-    )
-    found = scrape(client)
-    assert of(before, "trial_failures_total")["digits", "disagreement"] == 0
-    assert of(found, "trial_failures_total")["digits", "disagreement"] == 1
-    assert of(found, "trials")["digits", "failed"] == 1
-
-
 def test_a_round_after_a_drift(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
     drive(client, Ranks(noise=0.001), steps=10)
@@ -140,16 +127,6 @@ def test_a_job_that_cannot_be_read_is_left_out(
         assert {key[1] for key in scrape(client) if len(key) > 1 and "job" in key[0]} == {"digits"}
     told = [record for record in caplog.records if "broken cannot be read" in record.message]
     assert len(told) == 1
-
-
-def test_of_several_jobs_of_one_name_the_newest(client: FlaskClient) -> None:
-    client.put("/api/v2/jobs/first", json=registration())
-    body = {"trial": 0, "steps": [{"step": 0, "seconds": [1.0] * 4}]}
-    client.post("/api/v2/jobs/first/observations", json=body)
-    client.put("/api/v2/jobs/second", json=registration(world_size=2, ranks_per_node=[2]))
-    found = scrape(client)
-    assert of(found, "job_ranks") == {("digits",): 2}
-    assert not of(found, "step_seconds_count")
 
 
 def test_a_store_that_fails_leaves_what_the_service_counts(

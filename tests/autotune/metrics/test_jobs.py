@@ -26,19 +26,9 @@ from bagua_autotune.views import JobSum, Summaries
 from bagua_wire.configuration import Configuration
 from tests.autotune.metrics.scraping import of, parsed
 from tests.autotune.store.samples import RESULT
-from tests.autotune.support import MIB, make_spec
+from tests.autotune.support import MIB, Clock, make_spec
 
 HOSTILE = '\\"}{digits="1"} 7 # HELP \\n<img src=x onerror=alert(1)>\N{SNOWMAN}'
-
-
-class Clock:
-    """Stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1e9
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Read(Summaries):
@@ -59,7 +49,7 @@ class Scene:
     """The jobs of a store, a clock, and scrapes of them."""
 
     def __init__(self, store: Store) -> None:
-        self.clock, self.stopwatch = Clock(), Clock()
+        self.clock, self.stopwatch = Clock(1e9, step=0), Clock(1e9, step=0)
         self.store = store
         self.steps = StepHistograms()
         self.tuner = Tuner(store, "random", [], self.clock)

@@ -49,7 +49,7 @@ def test_an_outlier_among_equal_costs_is_one() -> None:
     assert estimate([1.0] * 9 + [2.0]).outliers == 1
 
 
-@pytest.mark.parametrize("count", [5, 6, 7, 8, 10, 15, 20, 30])
+@pytest.mark.parametrize("count", [5, 8, 30])
 def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
     rng = random.Random(count)
     found = [estimate([rng.gauss(0, 1) for _ in range(count)]) for _ in range(2000)]
@@ -86,7 +86,7 @@ def test_measurements_of_an_unknown_error_are_pooled() -> None:
     assert two.half_width > 10
 
 
-@pytest.mark.parametrize("blocks", [2, 3, 5])
+@pytest.mark.parametrize("blocks", [2, 5])
 def test_the_interval_of_pooled_blocks_holds_the_truth_often_enough(blocks: int) -> None:
     rng = random.Random(blocks)
     held = 0
@@ -137,7 +137,7 @@ def test_what_was_repeated_besides_tells_how_much_blocks_differ() -> None:
     assert wild.low < alone.low < calm.low
 
 
-@pytest.mark.parametrize("between", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("between", [0.0, 0.03])
 def test_an_interval_that_is_looked_at_after_each_pair_holds_the_truth(between: float) -> None:
     """Whoever stops as soon as it is clear of 0 stops on lucky blocks, too."""
     rng = random.Random(1)

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, NullPool, create_engine
-from sqlalchemy.exc import DBAPIError
-
 # PostgreSQL refuses to run as root.
 USER = "postgres" if os.geteuid() == 0 else None
 # Beside other tests on few cores it takes more than the minute that pg_ctl waits by itself.
@@ -59,40 +56,6 @@ def running_cluster(binaries: Path) -> Iterator[str]:
             yield f"postgresql+pg8000://autotune@127.0.0.1:{port}/postgres"
         finally:
             run("pg_ctl", "stop", "-m", "immediate")
-
-
-def crash_and_restart(binaries: Path, url: str) -> None:
-    """The server's processes end at once, and it begins with what its log holds."""
-    with _connected(url) as connection:
-        folder = Path(connection.exec_driver_sql("SHOW data_directory").scalar_one())
-    restart = ("restart", *WAITS, "-m", "immediate", "-l", f"{folder.parent}/log")
-    _run(binaries / "pg_ctl", "-D", str(folder), *restart, cwd=folder.parent)
-
-
-def find_damage(url: str) -> list[str]:
-    """What PostgreSQL's amcheck finds wrong with tables and indices, in words."""
-    tables = (
-        "SELECT c.oid::regclass || ': ' || msg FROM pg_class c, verify_heapam(c.oid) "
-        "WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace"
-    )
-    indices = (
-        "SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
-        "WHERE a.amname = 'btree' AND c.relnamespace = 'public'::regnamespace"
-    )
-    with _connected(url) as connection:
-        connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS amcheck")
-        try:
-            connection.exec_driver_sql(indices)
-        except DBAPIError as error:
-            return [str(error.orig)]
-        return [str(row[0]) for row in connection.exec_driver_sql(tables)]
-
-
-@contextmanager
-def _connected(url: str) -> Iterator[Connection]:
-    engine = create_engine(url, poolclass=NullPool)
-    with engine.connect() as connection:
-        yield connection
 
 
 def _run(program: Path, *arguments: str, cwd: str | Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Ranks, make_spec, present
 
 STEPS_OF_A_TRIAL = 3
 """One is reported by itself, two come late."""
@@ -190,7 +190,6 @@ def test_a_service_that_comes_back_goes_on_with_a_trial_that_was_left() -> None:
     job.tuner.observe("job", running.index, job.steps(running, 1))
     following = job.switch()
     assert job.trials[running.index].state == "measured"
-    estimate = job.trials[running.index].estimate
-    assert estimate is not None
+    estimate = present(job.trials[running.index].estimate)
     assert math.isfinite(estimate.center)
     assert job.tuner.open_trial("job") != following

@@ -17,7 +17,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Later, Ranks, make_spec
 
 UNENDING = """
 import threading
@@ -158,24 +158,6 @@ def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
     store.close()
 
 
-class Deferred:
-    """Decides when the test says so."""
-
-    def __init__(self) -> None:
-        self._work: Callable[[], object] | None = None
-
-    def start(self, key: str, work: Callable[[], object]) -> None:
-        self._work = work
-
-    def is_busy(self, key: str) -> bool:
-        return self._work is not None
-
-    def run(self) -> None:
-        work, self._work = self._work, None
-        if work:
-            work()
-
-
 class InterruptedStore(Store):
     """Something happens just before one of the next reads of a job or its trials."""
 
@@ -209,14 +191,14 @@ def test_a_decision_between_the_reads_of_a_status_shows_no_half_made_step(
     tmp_path: Path, reads: int
 ):
     """A job without a trial that is not over would make its ranks stop asking."""
-    store, background = InterruptedStore(f"sqlite:///{tmp_path}/autotune.db"), Deferred()
+    store, background = InterruptedStore(f"sqlite:///{tmp_path}/autotune.db"), Later()
     tuner = Tuner(store, "random", background=background)
     tuner.register("job", make_spec(limits={"max_samples": 3}))
     ranks = Ranks(noise=0.001)
     while trial := tuner.open_trial("job"):
         steps = ranks.run(trial.configuration, 4)
         found = [Observation(step, tuple(seconds)) for step, seconds in steps]
-        store.interrupt(reads, background.run)
+        store.interrupt(reads, background.finish)
         status = tuner.observe("job", trial.index, found)
         assert not background.is_busy("job"), "decided while the answer was made"
         store.reads_before = -1

@@ -14,13 +14,8 @@ from tests.autotune.support import Clock, Ranks, make_spec, stored_jobs
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tuner(clock: Clock) -> Tuner:
-    return Tuner(Store("sqlite://"), clock=clock)
+def tuner(store: Store, clock: Clock) -> Tuner:
+    return Tuner(store, clock=clock)
 
 
 def run(tuner: Tuner, job_id: str, ranks: Ranks, trials: int = 1000) -> None:

@@ -15,17 +15,13 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN, LOOK_SECONDS, MOST_BETWEEN_LOOKS_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.messages import LEASE_SECONDS
-from tests.autotune.support import Ranks, make_spec, stored_jobs
+from tests.autotune.support import Clock, Ranks, make_spec, present, stored_jobs
 from tests.autotune.tuning.test_gone import events, run
 
 
-class Clock:
-    """Time that passes when told to."""
-
-    now = 1e9
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1e9, step=0)
 
 
 def tuners(url: str, clock: Clock, count: int = 1) -> list[Tuner]:
@@ -46,8 +42,9 @@ def phases(tuner: Tuner) -> dict[str, str]:
     return {job.id: job.phase for job in stored_jobs(tuner.store)}
 
 
-def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: str) -> None:
-    clock = Clock()
+def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(
+    empty_url: str, clock: Clock
+) -> None:
     (tuner,) = tuners(empty_url, clock)
     for job_id in ("alive", "gone", "tuned", "tuned and gone"):
         tuner.register(job_id, make_spec(limits={"max_samples": 2}))
@@ -75,9 +72,10 @@ def test_who_listened_all_the_while_knows_after_minutes_who_is_lost(empty_url: s
     tuner.store.close()
 
 
-def test_who_did_not_listen_loses_nobody_for_a_silence_of_minutes(empty_url: str) -> None:
+def test_who_did_not_listen_loses_nobody_for_a_silence_of_minutes(
+    empty_url: str, clock: Clock
+) -> None:
     """A service that was killed and started again, or stood still, or whose database failed."""
-    clock = Clock()
     (tuner,) = tuners(empty_url, clock)
     tuner.register("job", make_spec())
     listen(tuner, clock, LEASE_SECONDS, "job")
@@ -92,8 +90,7 @@ def test_who_did_not_listen_loses_nobody_for_a_silence_of_minutes(empty_url: str
     again.store.close()
 
 
-def test_looks_that_fail_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+def test_looks_that_fail_are_none(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     (tuner,) = tuners("sqlite://", clock)
     tuner.register("job", make_spec())
     listen(tuner, clock, LEASE_SECONDS, "job")
@@ -112,20 +109,9 @@ def test_looks_that_fail_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert phases(tuner) == {"job": "tuning"}
 
 
-def test_beyond_an_hour_it_needs_no_listening(empty_url: str) -> None:
-    clock = Clock()
-    (tuner,) = tuners(empty_url, clock)
-    tuner.register("job", make_spec())
-    clock.now += SILENT_SECONDS + 1
-    (again,) = tuners(empty_url, clock)
-    again.leases.look()
-    assert phases(tuner) == {"job": "lost"}
-    tuner.store.close()
-    again.store.close()
-
-
-def test_of_two_replicas_one_marks_a_lost_job_and_either_hears_it_again(empty_url: str) -> None:
-    clock = Clock()
+def test_of_two_replicas_one_marks_a_lost_job_and_either_hears_it_again(
+    empty_url: str, clock: Clock
+) -> None:
     one, two = tuners(empty_url, clock, 2)
     one.register("job", make_spec())
     for _ in range(round(LEASE_SECONDS / LOOK_SECONDS) + 2):
@@ -154,7 +140,7 @@ def test_no_absence_is_in_any_measurement(
     """A job that was away, at any moment, ends with the trials and times of one that was not."""
     found = []
     for is_away in (False, True):
-        clock, ranks = Clock(), Ranks(noise=0.002)
+        clock, ranks = Clock(1e9, step=0), Ranks(noise=0.002)
         (tuner,) = tuners("sqlite://", clock)
         tuner.register("job", make_spec(limits={"max_samples": 4, "warmup_seconds": 0}))
         reports = 0
@@ -170,8 +156,7 @@ def test_no_absence_is_in_any_measurement(
                     tuner.observe("job", trial.index, [Observation(9999, (away_seconds,) * 4)])
             tuner.observe("job", trial.index, [Observation(step, tuple(seconds))])
             reports += 1
-        result = tuner.status("job").result
-        assert result is not None
+        result = present(tuner.status("job").result)
         found.append((tuner, result))
     (still, here), (tuner, away) = found
     assert tuner.store.trials.of("job") == [

@@ -13,29 +13,20 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Life, Overviews
 from bagua_wire.messages import LEASE_SECONDS
 from tests.autotune.earlier.test_restart import RESIZED, make_tensors
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Clock, Ranks, make_spec
 from tests.autotune.tuning.test_gone import run
 
 RUN = {"run": "night-shift"}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(step=0.001)
 
 
 @pytest.fixture
-def tuner(clock: Clock) -> Tuner:
-    return Tuner(Store("sqlite://"), clock=clock)
+def tuner(store: Store, clock: Clock) -> Tuner:
+    return Tuner(store, clock=clock)
 
 
 def begin(tuner: Tuner, job_id: str, **changes: Any) -> None:

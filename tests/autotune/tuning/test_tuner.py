@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +14,12 @@ from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import every_trial
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
-from tests.autotune.support import MIB, Ranks, make_spec, peaked
+from tests.autotune.support import MIB, Ranks, make_spec, peaked, present
 
 BASELINE = Configuration(make_spec().default_configuration)
 
@@ -40,7 +37,7 @@ def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobS
     return tuner.status(job_id)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_noisy_job_ends_near_the_optimum(tuner: Tuner, seed: int) -> None:
     tuner.register(f"job{seed}", make_spec())
     status = drive(tuner, f"job{seed}", Ranks(seed, noise=0.05))
@@ -53,23 +50,12 @@ def test_a_noisy_job_ends_near_the_optimum(tuner: Tuner, seed: int) -> None:
     assert status.result.trials < 30
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_job_with_nothing_to_gain_keeps_the_baseline(tuner: Tuner, seed: int) -> None:
-    tuner.register(f"flat{seed}", make_spec(limits={"max_samples": 12}))
-    status = drive(tuner, f"flat{seed}", Ranks(seed, 0.03, step_seconds=lambda _: 0.2))
+def test_a_job_with_nothing_to_gain_keeps_the_baseline(tuner: Tuner) -> None:
+    tuner.register("flat", make_spec(limits={"max_samples": 12}))
+    status = drive(tuner, "flat", Ranks(0, 0.03, step_seconds=lambda _: 0.2))
     assert status.result is not None
     assert status.configuration == BASELINE
     assert status.result.kept == "baseline"
-
-
-def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None:
-    knobs = {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}}
-    spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
-    tuner.register("job", spec)
-    status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
-    assert (status.state, status.trial, len(tuner.store.trials.of("job"))) == ("finished", None, 1)
-    assert status.result is not None
-    assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
 
 
 def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
@@ -115,22 +101,13 @@ def test_steps_that_come_before_the_ranks_have_switched_count_in_the_next_decisi
 
 def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
     trials = {110: 0, 1_000_000: 0}
-    for steps, seed in product(trials, range(5)):
+    for steps, seed in product(trials, range(3)):
         name = f"job{steps}-{seed}"
         spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{name:0>64}")
         tuner.register(name, spec)
         drive(tuner, name, Ranks(seed, noise=0.03))
         trials[steps] += len(tuner.store.trials.of(name))
     assert 0 < trials[110] < trials[1_000_000]
-
-
-def test_a_training_about_to_end_is_left_as_it_is(tuner: Tuner) -> None:
-    tuner.register("job", make_spec(limits={"remaining_steps": 99}))
-    status = tuner.status("job")
-    assert (status.state, status.trial, status.configuration) == ("finished", None, BASELINE)
-    assert status.result is not None
-    assert (status.result.kept, status.result.cost_steps) == ("baseline", 0)
-    assert "too few steps remain" in status.result.summary
 
 
 def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tuner) -> None:
@@ -141,8 +118,7 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
             tuner.take_event("job", Event("switched", trial.index, ranks.step, seconds=0.01))
         steps = ranks.run(trial.configuration, 4)
         tuner.observe("job", trial.index, [Observation(step, tuple(made)) for step, made in steps])
-    result = tuner.status("job").result
-    assert result is not None
+    result = present(tuner.status("job").result)
     assert result.kept == "winner"
     extra_seconds = 0.01 * len(tuner.store.trials.of("job")) + sum(
         4 * math.ceil(trial.steps / 4) * max(0.0, (trial.seconds or 0.0) - peaked(BASELINE))
@@ -153,50 +129,6 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
     assert result.payback_steps is not None
     earned = result.payback_steps * peaked(BASELINE) * (1 - 1 / result.speedup)
     assert earned == pytest.approx(result.cost_seconds, rel=0.2)
-
-
-def test_a_restarted_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'autotune.db'}"
-    first = Tuner(Store(url))
-    first.register("job", make_spec())
-    ranks = Ranks()
-    drive(first, "job", ranks, polls=20)
-    before = first.open_trial("job")
-    first.store.close()
-    second = Tuner(Store(url))
-    assert second.open_trial("job") == before
-    assert not second.register("job", make_spec())
-    assert second.open_trial("job") == before
-    assert drive(second, "job", ranks).state == "finished"
-
-
-def test_two_replicas_drive_one_job_together(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'autotune.db'}"
-    tuners = [Tuner(Store(url)), Tuner(Store(url))]
-    tuners[0].register("job", make_spec(limits={"max_samples": 8}))
-    ranks, lock, failures = Ranks(), threading.Lock(), []
-
-    def work(tuner: Tuner) -> None:
-        try:
-            while trial := tuner.open_trial("job"):
-                with lock:
-                    steps = ranks.run(trial.configuration, 4)
-                tuner.observe(
-                    "job", trial.index, [Observation(step, tuple(s)) for step, s in steps]
-                )
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(tuner,)) for tuner in tuners for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    trials = tuners[0].store.trials.of("job")
-    assert [trial.index for trial in trials] == list(range(len(trials)))
-    assert all(trial.state == "measured" for trial in trials)
-    assert tuners[0].status("job").state == "finished"
 
 
 def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) -> None:
@@ -266,12 +198,6 @@ def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
     assert tuner.store.trials.get("job", 0).estimate.center == -200.0
 
 
-def test_a_step_needs_one_value_of_each_rank(tuner: Tuner) -> None:
-    tuner.register("job", make_spec())
-    with pytest.raises(WrongStep, match="step 3 has 2 values, the world size is 4"):
-        tuner.observe("job", 0, [Observation(3, (0.1, 0.1))])
-
-
 def test_listeners_are_told_of_new_steps_wherever_they_stand_in_a_batch() -> None:
     told: list[Observation] = []
 
@@ -332,15 +258,13 @@ def finish(tuner: Tuner) -> JobState:
 
 
 def test_ranks_that_cannot_run_the_final_choice_end_on_the_baseline(tuner: Tuner) -> None:
-    before = finish(tuner).result
-    assert before is not None
+    before = present(finish(tuner).result)
     assert before.kept == "winner"
     event = Event("disagreement", None, 999, "rank 3 ran out of\nmemory")
     tuner.take_event("job", event)
     once = tuner.status("job")
     assert (once.state, once.configuration, once.trial) == ("finished", BASELINE, None)
-    result = once.result
-    assert result is not None
+    result = present(once.result)
     assert (result.kept, result.configuration) == ("baseline", BASELINE)
     assert (result.speedup, result.low, result.high) == (1.0, 1.0, 1.0)
     assert (result.trials, result.steps) == (before.trials, before.steps)
@@ -349,18 +273,6 @@ def test_ranks_that_cannot_run_the_final_choice_end_on_the_baseline(tuner: Tuner
     )
     tuner.take_event("job", event)
     assert tuner.status("job") == once
-
-
-def test_a_winner_that_harms_the_training_is_given_up(tuner: Tuner) -> None:
-    assert finish(tuner).result is not None
-    tuner.take_event("job", Event("diverged", None, 999, "its loss is 9 and was 1 before"))
-    result = tuner.status("job").result
-    assert result is not None
-    assert (result.configuration, result.reason_code) == (BASELINE, "diverged")
-    assert (
-        "kept: the training suffered in the long run: its loss is 9 and was 1 before"
-        in result.summary
-    )
 
 
 def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:

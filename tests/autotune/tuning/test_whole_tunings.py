@@ -14,6 +14,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import every_trial
 from bagua_wire.configuration import Configuration
+from tests.autotune.support import present
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 
 pytestmark = pytest.mark.slow
@@ -21,16 +22,14 @@ pytestmark = pytest.mark.slow
 KNOBS = ("bucket_bytes", "hierarchical", "channels", "buckets")
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("model", ["resnet50", "bert-large"])
+@pytest.mark.parametrize(("model", "seed"), [("resnet50", 0), ("bert-large", 1), ("resnet50", 2)])
 def test_a_job_is_at_a_nearly_best_setting_after_few_steps(
     tuner: Tuner, model: str, seed: int
 ) -> None:
     job = tuned(tuner, "job", simulator(model), seed, knobs=KNOBS)
     # A few runs only; benchmarks/tuning.py says how near it comes on many.
     assert slower_than_best(job) < 0.03
-    result = job.status.result
-    assert result is not None
+    result = present(job.status.result)
     assert result.kept == "winner"
     truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)
     assert result.low * 0.97 < truth < result.high * 1.03
@@ -40,7 +39,7 @@ def test_a_job_is_at_a_nearly_best_setting_after_few_steps(
     assert result.cost_steps < 20
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_where_the_default_is_the_best_what_is_kept_is_no_worse(tuner: Tuner, seed: int) -> None:
     best = Configuration(bucket_bytes=11863040, hierarchical="leaders", channels=2)
     job = tuned(tuner, "job", simulator(), seed, default=best)
@@ -90,8 +89,7 @@ def test_a_noisy_job_is_searched_as_long_as_what_is_possible_could_be_shown(
         tuner.store, Round.of(tuner.store.jobs.get("job"), tuner.store.trials.of("job"))
     )
     assert told.most_gain == pytest.approx(math.log(most), abs=0.005)
-    result = job.status.result
-    assert result is not None
+    result = present(job.status.result)
     if most > 1.1:
         assert result.trials > 10
         assert NOT_SHOWN not in result.summary

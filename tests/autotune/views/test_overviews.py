@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,28 +22,13 @@ from bagua_autotune.views import Overviews, Summaries, every_trial
 from bagua_autotune.views import summary as module
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
 from bagua_autotune.views.reading import Reading
-from tests.autotune.support import Ranks, counting, peaked
+from tests.autotune.support import Clock, Ranks, counting, peaked, present
 from tests.autotune.views.jobs import SPEC, run
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tuner(clock: Clock) -> Iterator[Tuner]:
-    store = Store("sqlite://")
-    yield Tuner(store, clock=clock)
-    store.close()
+def tuner(store: Store, clock: Clock) -> Tuner:
+    return Tuner(store, clock=clock)
 
 
 @pytest.fixture
@@ -138,8 +122,7 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
         assert sizes == sorted(set(sizes))
     assert curve.expected_gain is not None
     assert math.isfinite(curve.expected_gain)
-    open_trial = tuner.open_trial("job")
-    assert open_trial is not None
+    open_trial = present(tuner.open_trial("job"))
     before = tuner.store.jobs.get("job").revision
     tuner.take_event("job", Event("switched", open_trial.index, 10**6))
     assert tuner.store.jobs.get("job").revision > before
@@ -207,9 +190,9 @@ def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overview
     again = overviews.overview("job"), overviews.overview("job").job
     assert again[0].trials is before[0].trials
     assert again[1].figures is before[1].figures
-    tuner.store.jobs.touch("job", 5000.0)
-    assert overviews.overview("job").job.last_contact_at == 5000.0
-    assert overviews.overview("job").job.last_contact_at == 5000.0
+    tuner.store.jobs.touch("job", 5e6)
+    assert overviews.overview("job").job.last_contact_at == 5e6
+    assert overviews.overview("job").job.last_contact_at == 5e6
     tuner.take_event("job", Event("note"))
     assert overviews.overview("job").job.revision == before[1].revision + 1
 

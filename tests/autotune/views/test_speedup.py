@@ -13,6 +13,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobOverview, Overviews
 from bagua_autotune.views.speedup import step_pair
 from tests.autotune.simulated_job import SimulatedJob
+from tests.autotune.support import present
 from tests.autotune.tuning.jobs import simulator
 from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, job, reading, trial
 
@@ -52,59 +53,13 @@ MACHINES = [steady, slower_later, ever_faster]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_two_step_times_give_the_speed_up_that_is_shown(
+def test_all_figures_that_are_shown_of_a_job_while_it_is_tuned_agree(
     machine: Callable[[int], float],
 ) -> None:
+    """Step times, speed-up, and the limit that was set."""
     compared = 0
     for overview in tuned(machine):
-        figures = overview.job.figures
-        if figures.speedup is None:
-            continue
-        assert figures.baseline_seconds is not None
-        assert figures.incumbent_seconds is not None
-        ratio = figures.baseline_seconds / figures.incumbent_seconds
-        assert ratio == pytest.approx(figures.speedup)
-        assert overview.job.progress.speedup == figures.speedup
-        compared += 1
-    assert compared > 5
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_finished_job_has_one_speed_up(machine: Callable[[int], float]) -> None:
-    found = tuned(machine)[-1].job
-    assert found.state == "finished"
-    assert found.result is not None
-    assert found.progress.speedup == found.figures.speedup == found.result.speedup
-    assert found.figures.cost_steps == pytest.approx(found.result.cost_steps)
-    assert found.progress.trials_measured == found.result.trials
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_default_s_own_trials_read_one(
-    machine: Callable[[int], float],
-) -> None:
-    overview = tuned(machine)[-1]
-    own = [t for t in overview.trials if t.configuration == overview.default_configuration]
-    assert len(own) > 1
-    assert {trial.speedup for trial in own} == {1.0}
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_change_of_the_machine_is_said_and_nothing_else_is_taken_for_one(
-    machine: Callable[[int], float],
-) -> None:
-    overview = tuned(machine)[-1]
-    has_changed = machine is not steady
-    assert overview.machine_change.startswith("The machine itself changed") == has_changed
-    assert overview.machine_change in overview.why
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_limit_that_is_shown_is_the_one_that_was_set(
-    machine: Callable[[int], float],
-) -> None:
-    for overview in tuned(machine):
-        progress = overview.job.progress
+        figures, progress = overview.job.figures, overview.job.progress
         assert progress.max_trials == overview.limits.max_samples == 60
         assert progress.search_trials <= progress.max_trials
         assert progress.confirming_trials <= progress.max_confirming_trials
@@ -112,6 +67,31 @@ def test_the_limit_that_is_shown_is_the_one_that_was_set(
         assert kinds == len(overview.trials)
         if overview.job.state == "tuning":
             assert f"trial {progress.search_trials} of at most 60" in overview.job.headline
+        if figures.speedup is None:
+            continue
+        ratio = present(figures.baseline_seconds) / present(figures.incumbent_seconds)
+        assert ratio == pytest.approx(figures.speedup)
+        assert progress.speedup == figures.speedup
+        compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_finished_job_has_one_speed_up_and_says_whether_the_machine_changed(
+    machine: Callable[[int], float],
+) -> None:
+    overview = tuned(machine)[-1]
+    found, result = overview.job, present(overview.job.result)
+    assert found.state == "finished"
+    assert found.progress.speedup == found.figures.speedup == result.speedup
+    assert found.figures.cost_steps == pytest.approx(result.cost_steps)
+    assert found.progress.trials_measured == result.trials
+    own = [t for t in overview.trials if t.configuration == overview.default_configuration]
+    assert len(own) > 1
+    assert {trial.speedup for trial in own} == {1.0}, "the default's own"
+    has_changed = machine is not steady
+    assert overview.machine_change.startswith("The machine itself changed") == has_changed
+    assert overview.machine_change in overview.why
 
 
 def test_what_was_measured_in_turns_is_the_best_while_it_is_confirmed() -> None:

@@ -31,6 +31,7 @@ from bagua_autotune.views.trials import shown_trials, trial_views
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from bagua_wire.profile import BucketTiming, Profile
+from tests.autotune.support import present
 from tests.autotune.views.jobs import (
     DEFAULT,
     FASTER,
@@ -162,8 +163,7 @@ def test_communication_that_the_slowest_rank_s_computing_does_not_hide_is_expose
 
 
 def test_who_computes_longest_most_often_is_the_slow_one() -> None:
-    found = rank_spread(STEPS)
-    assert found is not None
+    found = present(rank_spread(STEPS))
     assert (found.slowest_rank, found.slowest_share) == (1, pytest.approx(2 / 3))
     assert found.ratio == pytest.approx((0.20 - 0.11) / 0.30)
 
@@ -185,8 +185,7 @@ def test_a_rank_is_called_slow_if_it_costs_much_and_most_of_the_time(
         Observation(n, (0.3,) * 4, tuple(seconds if rank == slow else 0.1 for rank in range(4)))
         for n, slow in enumerate(slowest)
     ]
-    found = rank_spread(steps)
-    assert found is not None
+    found = present(rank_spread(steps))
     assert found.slow_rank == slow_rank
 
 
@@ -205,8 +204,7 @@ def test_one_of_two_ranks_is_slow_if_it_is_so_more_often_than_by_chance(
 ) -> None:
     computing = {0: (0.3, 0.1), 1: (0.1, 0.3)}
     steps = [Observation(n, (0.4, 0.4), computing[slow]) for n, slow in enumerate(slowest)]
-    found = rank_spread(steps)
-    assert found is not None
+    found = present(rank_spread(steps))
     assert found.slow_rank == slow_rank
 
 

@@ -13,7 +13,7 @@ from bagua_simulator.measured.fitting import fit_cluster, fit_record
 from bagua_simulator.measured.recorded import Record, summarise
 from bagua_simulator.measured.traffic import Traffic, traffic_of
 from bagua_wire.profile import BucketTiming, Profile
-from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
+from tests.simulator.jobs import MIB, SMALL, SMALL_TRIALS, Knobs, make_cluster, make_workload
 
 pytestmark = pytest.mark.slow
 
@@ -58,29 +58,9 @@ def stretched(profile: Profile) -> Profile:
     return replace(profile, buckets=buckets)
 
 
-SMALL = Simulator(
-    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
-)
-SMALL_TRIALS: list[Knobs] = [
-    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
-    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
-    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
-]
-
-
 def small_record(noise: float) -> Record:
     steps = profiled(SMALL, SMALL_TRIALS, noise)
     return summarise("small", (2,) * 4, SMALL.workload.tensors, steps)
-
-
-@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.01), (0.05, 0.1)])
-def test_the_network_comes_back(noise: float, tolerance: float) -> None:
-    fitted = fit_cluster(4, 2, small_record(noise).traffic)
-    truth = SMALL.cluster
-    assert fitted.bandwidth_bytes_per_second == pytest.approx(
-        truth.bandwidth_bytes_per_second, rel=tolerance
-    )
-    assert fitted.latency_seconds == pytest.approx(truth.latency_seconds, rel=4 * tolerance)
 
 
 def test_the_record_foretells_configurations_that_were_never_run() -> None:
@@ -95,14 +75,8 @@ def test_the_record_foretells_configurations_that_were_never_run() -> None:
 
 
 def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
-    def delayed(profile: Profile) -> Profile:
-        """The first reduction begins on all ranks only when the slowest has computed so far."""
-        first, *others = profile.buckets
-        late = [replace(bucket, ended_seconds=bucket.ended_seconds + 0.1) for bucket in others]
-        first = replace(first, ended_seconds=first.ended_seconds + 0.1)
-        return replace(profile, buckets=(first, *late))
-
-    steps = [(knobs, delayed(profile)) for knobs, profile in profiled(SMALL, SMALL_TRIALS)]
+    """The first reduction begins on all ranks only when the slowest has computed so far."""
+    steps = [(knobs, ended_later(profile, 0.1)) for knobs, profile in profiled(SMALL, SMALL_TRIALS)]
     found = summarise("small", (2,) * 4, SMALL.workload.tensors, steps)
     fitted = fit_cluster(4, 2, found.traffic)
     assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.05)
@@ -207,7 +181,7 @@ def test_nothing_is_told_from_nothing() -> None:
         fit_cluster(1, 1, small_record(0.0).traffic)
 
 
-@pytest.mark.parametrize("trial", range(0, len(TRIALS), 2))
+@pytest.mark.parametrize("trial", [0, 2])
 def test_a_trial_that_was_late_as_a_whole_does_not_decide(trial: int) -> None:
     truth = Simulator(WORKLOAD, SLOW)
     steps = [

@@ -9,38 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagua_simulator import Simulator
 from bagua_simulator.measured.recorded import Record, RecordError, load_record, summarise
 from bagua_simulator.measured.traffic import MOST_CONFIGURATIONS, step_times_of
 from bagua_simulator.sweep import sweep
-from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
+from tests.simulator.jobs import MIB, SMALL, SMALL_TRIALS, Knobs, make_cluster
 
 pytestmark = pytest.mark.slow
 
 
-SIMULATOR = Simulator(
-    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
-)
-TRIALS: list[Knobs] = [
-    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
-    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
-    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
-]
-
-
 STEPS = [
-    (knobs, SIMULATOR.profile(knobs, 10 * trial + step))
-    for trial, knobs in enumerate(TRIALS)
+    (knobs, SMALL.profile(knobs, 10 * trial + step))
+    for trial, knobs in enumerate(SMALL_TRIALS)
     for step in range(3)
 ]
 
 
 def record() -> Record:
-    return summarise("small", (2,) * 4, SIMULATOR.workload.tensors, STEPS)
+    return summarise("small", (2,) * 4, SMALL.workload.tensors, STEPS)
 
 
 def test_without_noise_the_workload_comes_back() -> None:
-    found, truth = record().workload, SIMULATOR.workload
+    found, truth = record().workload, SMALL.workload
     assert found.compute_seconds == pytest.approx(truth.compute_seconds, rel=1e-3)
     assert found.forward_seconds == pytest.approx(truth.forward_seconds + truth.ready_seconds[0])
     assert np.diff(found.ready_seconds) == pytest.approx(np.diff(truth.ready_seconds), abs=3e-4)
@@ -48,28 +37,22 @@ def test_without_noise_the_workload_comes_back() -> None:
 
 def test_what_is_no_job_is_refused() -> None:
     with pytest.raises(ValueError, match="no step of this job has been profiled"):
-        summarise("small", (2,), SIMULATOR.workload.tensors, [])
+        summarise("small", (2,), SMALL.workload.tensors, [])
     with pytest.raises(ValueError, match="60 tensors; the job has 59"):
-        summarise("small", (2,), SIMULATOR.workload.tensors[1:], STEPS)
-
-
-def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
-    path, written = tmp_path / "job.json", record()
-    path.write_text(written.model_dump_json())
-    assert load_record(path) == written
+        summarise("small", (2,), SMALL.workload.tensors[1:], STEPS)
 
 
 def test_the_job_s_own_default_is_simulated_as_its_default(tmp_path: Path) -> None:
     own: Knobs = {"bucket_bytes": 10 * MIB, "hierarchical": "shards", "channels": 2, "buckets": ()}
     usual: Knobs = {"algorithm": "gradient_allreduce", "wire_precision": "as_is", "cache": 4}
-    path, tensors = tmp_path / "job.json", SIMULATOR.workload.tensors
+    path, tensors = tmp_path / "job.json", SMALL.workload.tensors
     written = summarise("small", (2,) * 4, tensors, STEPS, default={**own, **usual})
     path.write_text(written.model_dump_json())
     found = load_record(path)
     assert found == written
     assert found.default == own
-    swept = sweep(found.simulator(SIMULATOR.cluster))
-    assert swept.default.configuration == {**SIMULATOR.default, **own}
+    swept = sweep(found.simulator(SMALL.cluster))
+    assert swept.default.configuration == {**SMALL.default, **own}
     assert swept.default.step_seconds == swept.simulator.step_seconds(own)
     assert {each.configuration["channels"] for each in swept.lines["off"]} == {1}
     assert swept.speedup >= 1
@@ -79,14 +62,13 @@ def test_the_job_s_own_default_is_simulated_as_its_default(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "strange",
-    [{"kept_units": 0}, {"prefetch_bytes": 0}, {"algorithm": "bytegrad"},
-     {"wire_precision": "bf16"}, {"hierarchical": "own"}],
-)  # fmt: skip
+    [{"kept_units": 0}, {"prefetch_bytes": 0}, {"wire_precision": "bf16"}],
+)
 def test_a_default_that_is_not_simulated_is_left_out(strange: Knobs) -> None:
     default = {"bucket_bytes": MIB, **strange}
-    found = summarise("small", (2,) * 4, SIMULATOR.workload.tensors, STEPS, default=default)
+    found = summarise("small", (2,) * 4, SMALL.workload.tensors, STEPS, default=default)
     assert found.default is None
-    assert sweep(found.simulator(SIMULATOR.cluster)).default.configuration == SIMULATOR.default
+    assert sweep(found.simulator(SMALL.cluster)).default.configuration == SMALL.default
 
 
 @pytest.mark.parametrize(
@@ -137,23 +119,11 @@ def test_steps_with_one_configuration_become_one_entry() -> None:
     assert first.uncertainty == pytest.approx(first.spread / 3**0.5)
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {**FLAT, "wire_precision": "bf16"},
-        {**FLAT, "algorithm": "bytegrad"},
-        {"kept_units": 4, "channels": 1},
-        {**FLAT, "hierarchical": "tree"},
-    ],
-    ids=["other bytes", "other algorithm", "sharded", "unknown way"],
-)
-def test_what_is_simulated_in_another_way_is_left_out(knobs: Knobs) -> None:
-    found = step_times_of([(FLAT, 0.2), (knobs, 0.1)])
-    assert [each.seconds for each in found] == [0.2]
-
-
-def test_a_step_without_length_is_left_out() -> None:
-    assert step_times_of([(FLAT, 0.0)]) == ()
+def test_what_is_simulated_in_another_way_and_a_step_without_length_are_left_out() -> None:
+    other: Knobs = {**FLAT, "wire_precision": "bf16"}
+    sharded: Knobs = {"kept_units": 4, "channels": 1}
+    found = step_times_of([(FLAT, 0.2), (FLAT, 0.0), (other, 0.1), (sharded, 0.1)])
+    assert [(each.seconds, each.steps) for each in found] == [(0.2, 1)]
 
 
 def test_of_many_configurations_those_with_the_most_steps_stay() -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from sqlalchemy import select
 
-from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine import location
 from bagua_autotune.store.engine.tables import Base
+from tests.autotune.cli.conftest import run
 from tests.autotune.support import make_spec
 
-
-def delete(*arguments: str, answer: str = "") -> Result:
-    return CliRunner().invoke(main, ["delete", *arguments], input=answer)
+delete = partial(run, "delete")
 
 
 @pytest.fixture

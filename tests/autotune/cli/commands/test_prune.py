@@ -6,21 +6,18 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import DAY_SECONDS
-from tests.autotune.cli.conftest import TOKEN
+from tests.autotune.cli.conftest import TOKEN, run
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import make_spec, stored_jobs
 
-
-def prune(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["prune", "--older-than", "90", *arguments])
+prune = partial(run, "prune", "--older-than", "90")
 
 
 @pytest.fixture
@@ -78,13 +75,13 @@ def test_a_service_deletes_nothing_for_who_has_not_its_token(
 
 
 def test_a_job_is_deleted_by_its_name_or_id(source: list[str], database: Path) -> None:
-    result = CliRunner().invoke(main, ["delete", "ancient", *source])
+    result = run("delete", "ancient", *source)
     assert result.exit_code == 0, result.output
     header, row = (line.split("\t") for line in result.stdout.splitlines())
     assert header == ["job", "name", "state", "last contact"]
     assert row[:2] == ["old", "ancient"]
     assert stored(database) == ["new"]
-    again = CliRunner().invoke(main, ["delete", "old", *source])
+    again = run("delete", "old", *source)
     assert (again.exit_code, again.stdout) == (1, "")
     assert "there is no job 'old'" in again.stderr
 
@@ -95,15 +92,19 @@ def test_one_whose_training_may_run_is_deleted_only_by_force(
     store = Store(f"sqlite:///{database}")
     store.jobs.create("runs", make_spec(), at=time.time())
     store.close()
-    refused = CliRunner().invoke(main, ["delete", "runs", *source])
+    refused = run("delete", "runs", *source)
     assert refused.exit_code == 1
     assert "job runs may still run" in refused.stderr
     assert stored(database) == ["runs", "new", "old"]
-    assert CliRunner().invoke(main, ["delete", "runs", "--force", *source]).exit_code == 0
+    assert run("delete", "runs", "--force", *source).exit_code == 0
     assert stored(database) == ["new", "old"]
 
 
-@pytest.mark.parametrize("command", [["delete", "old"], ["prune", "--older-than", "90"]])
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [("service", ["delete", "old"]), ("database", ["prune", "--older-than", "90"])],
+    indirect=["source"],
+)
 def test_copies_on_this_host_go_with_their_job(
     source: list[str], command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,5 +117,5 @@ def test_copies_on_this_host_go_with_their_job(
         copy = json.dumps({"jobs": [{"id": job_id} for job_id in ids]}).encode()
         (folder / f"{name}.copy").write_bytes(b"1000.0\n" + zlib.compress(copy))
     (folder / "damaged.copy").write_bytes(b"1000.0\n?")
-    assert CliRunner().invoke(main, [*command, *source]).exit_code == 0
+    assert run(*command, *source).exit_code == 0
     assert {file.name for file in folder.iterdir()} == {"third.copy", "damaged.copy"}

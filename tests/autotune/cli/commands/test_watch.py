@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bagua_autotune.cli import main
 from bagua_autotune.model.job import SILENT_SECONDS, Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.cli.conftest import run
 from tests.autotune.cli.driven_job import DrivenJob
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
@@ -91,7 +90,7 @@ def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
     store.jobs.touch("job", time.time() - 8)
     looks = iter([lambda: None, lambda: None, job.end])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
-    result = CliRunner().invoke(main, ["watch", "job", "--database", str(store.database)])
+    result = run("watch", "job", "--database", str(store.database))
     store.close()
     job.close()
     assert result.exit_code == 0
@@ -109,7 +108,7 @@ def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
     store.jobs.touch("job", time.time() - SILENT_SECONDS - 1)
     Leases(store, time.time).look()
     said = {
-        command: CliRunner().invoke(main, [*command.split(), "--database", str(store.database)])
+        command: run(*command.split(), "--database", str(store.database))
         for command in ("watch job", "show job", "jobs")
     }
     store.close()
@@ -132,7 +131,7 @@ def tuned(tmp_path: Path) -> str:
 
 
 def test_a_job_that_is_over_is_summed_up_at_once(tuned: str) -> None:
-    result = CliRunner().invoke(main, ["watch", "digits", "--database", tuned])
+    result = run("watch", "digits", "--database", tuned)
     assert result.exit_code == 0
     shown, outcome = result.output.splitlines()
     assert shown.startswith("digits: ")
@@ -141,14 +140,14 @@ def test_a_job_that_is_over_is_summed_up_at_once(tuned: str) -> None:
 
 def test_without_wait_a_job_that_is_not_there_is_an_error() -> None:
     for arguments in (["--url", "http://127.0.0.1:1"], ["--database", "sqlite:////none/a.db"]):
-        result = CliRunner().invoke(main, ["watch", "x", *arguments])
+        result = run("watch", "x", *arguments)
         assert result.exit_code == 1
         assert "Error: " in result.output
 
 
 def test_a_refusal_is_not_waited_for(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "a.db", BAGUA_AUTOTUNE_TOKEN="sesame") as service:
-        result = CliRunner().invoke(main, ["watch", "x", "--wait", "--url", service.url])
+        result = run("watch", "x", "--wait", "--url", service.url)
     assert result.exit_code == 1
     assert "401" in result.output
 
@@ -161,10 +160,10 @@ def test_a_job_of_the_name_whose_training_has_ended_is_not_what_is_waited_for(
 
     monkeypatch.setattr(time, "sleep", stop)
     options = ["--wait", "--database", tuned]
-    by_name = CliRunner().invoke(main, ["watch", "digits", *options])
+    by_name = run("watch", "digits", *options)
     assert (by_name.exit_code, by_name.output) == (130, "waiting for job 'digits'\n")
     # An id means that one job.
-    by_id = CliRunner().invoke(main, ["watch", "job", *options])
+    by_id = run("watch", "job", *options)
     assert by_id.exit_code == 0
     assert "result: " in by_id.output
 
@@ -186,8 +185,8 @@ def test_who_watches_a_training_is_led_to_its_next_life(
         ]
     )
     monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
-    result = CliRunner().invoke(main, ["watch", NAME, "--database", url])
-    old = CliRunner().invoke(main, ["watch", "first", "--database", url])
+    result = run("watch", NAME, "--database", url)
+    old = run("watch", "first", "--database", url)
     tuner.store.close()
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == f"job {NAME} ended before its tuning did"

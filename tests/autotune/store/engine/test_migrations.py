@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, inspect, make_url
+from sqlalchemy import MetaData, create_engine, inspect
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine import migrations
@@ -62,17 +61,6 @@ def install_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         return file
 
     return install
-
-
-@contextmanager
-def own_database(postgresql_url: str) -> Iterator[str]:
-    """An empty one of that server."""
-    engine = create_engine(postgresql_url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("CREATE DATABASE upgraded")
-        yield make_url(postgresql_url).set(database="upgraded").render_as_string(False)
-        connection.exec_driver_sql("DROP DATABASE upgraded WITH (FORCE)")
-    engine.dispose()
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -161,8 +149,9 @@ def test_who_only_reads_does_not_bring_it_up(
     reader.close()
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_it_gives_way_to_who_uses_the_tables_and_keeps_nobody_waiting(
-    postgresql_url: str,
+    empty_url: str,
     install_next: Callable[[], Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -170,27 +159,26 @@ def test_it_gives_way_to_who_uses_the_tables_and_keeps_nobody_waiting(
     """As to pg_dump, which reads all tables in one transaction."""
     monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
-    with own_database(postgresql_url) as url:
-        make_old(url)
-        install_next()
-        engine = create_engine(url)
-        with ThreadPoolExecutor(1) as pool, engine.connect() as copying:
-            copying.exec_driver_sql("SELECT count(*) FROM jobs")
-            opening = pool.submit(Store, url)
-            while "tables are in use" not in caplog.text:
-                time.sleep(0.01)
-            longest = 0.0
-            for _ in range(20):
-                began = time.monotonic()
-                with engine.connect() as connection:
-                    connection.exec_driver_sql("SELECT count(*) FROM jobs")
-                longest = max(longest, time.monotonic() - began)
-            assert longest < 2 * migrations.LOCK_SECONDS + 1
-            assert not opening.done()
-            copying.rollback()
-            opening.result().close()
-        engine.dispose()
-        assert contents(url)["schema_version"] == [(NEXT_VERSION,)]
+    make_old(empty_url)
+    install_next()
+    engine = create_engine(empty_url)
+    with ThreadPoolExecutor(1) as pool, engine.connect() as copying:
+        copying.exec_driver_sql("SELECT count(*) FROM jobs")
+        opening = pool.submit(Store, empty_url)
+        while "tables are in use" not in caplog.text:
+            time.sleep(0.01)
+        longest = 0.0
+        for _ in range(20):
+            began = time.monotonic()
+            with engine.connect() as connection:
+                connection.exec_driver_sql("SELECT count(*) FROM jobs")
+            longest = max(longest, time.monotonic() - began)
+        assert longest < 2 * migrations.LOCK_SECONDS + 1
+        assert not opening.done()
+        copying.rollback()
+        opening.result().close()
+    engine.dispose()
+    assert contents(empty_url)["schema_version"] == [(NEXT_VERSION,)]
 
 
 def test_who_only_reads_does_not_make_one(empty_url: str) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, make_url, text
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from tests.autotune.store.postgresql import find_binaries
-from tests.autotune.support import make_spec, stored_jobs
+from tests.autotune.support import make_spec, present, stored_jobs
 
 OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"
 TOOLS = re.compile(r"^    ((?:pg_dump|dropdb|createdb|pg_restore) .*)$", re.MULTILINE)
@@ -24,8 +24,7 @@ PRINTED = "postgresql://autotune@db.example.com/"
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 @pytest.mark.slow
 def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_path: Path) -> None:
-    binaries = find_binaries()
-    assert binaries is not None
+    binaries = present(find_binaries())
     dump, drop, create, put_back = TOOLS.findall(OPERATING.read_text())
     url = make_url(empty_url)
     server = f"postgresql://{url.username}@{url.host}:{url.port}/"

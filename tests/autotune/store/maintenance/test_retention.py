@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
-from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
+from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.store.errors import UnknownJob
@@ -64,7 +63,6 @@ def test_a_job_that_is_tuned_keeps_all(store: Store) -> None:
 def test_a_job_with_many_steps_is_deleted_in_small_transactions(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
     tune(store, "old")
     tune(store, "new", at=200.0)
@@ -129,25 +127,6 @@ def test_nought_keeps_all_for_ever(tmp_path: Path) -> None:
     stored = len(store.observations.of("job"))
     assert Upkeep(store, thin_days=0, keep_days=0, clock=lambda: 1e9).once()
     assert len(store.observations.of("job")) == stored
-    store.close()
-
-
-def test_it_goes_on_by_itself(tmp_path: Path) -> None:
-    store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
-    store.jobs.create("old", make_spec(), at=1.0)
-    store.jobs.create("lost", make_spec(), at=time.time() - SILENT_SECONDS - 1)
-
-    class Told(Upkeep):
-        def once(self) -> bool:
-            done = super().once()
-            came.set()
-            return done
-
-    upkeep = Told(store, thin_days=7, keep_days=90, pause_seconds=0.1)
-    upkeep.start()
-    assert came.wait(60)
-    upkeep.stop()
-    assert [(job.id, job.phase) for job in stored_jobs(store)] == [("lost", "lost")]
     store.close()
 
 
