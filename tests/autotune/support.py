@@ -12,10 +12,12 @@ from sqlalchemy import event, select
 from sqlalchemy.pool import Pool
 
 from bagua_autotune.measuring.visits import Visits
-from bagua_autotune.model.job import Job, JobSpec
+from bagua_autotune.model.job import Job, JobSpec, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.store.jobs import read_each
+from bagua_autotune.tuning.status import JobState
+from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Value
 
 MIB = 1024**2
@@ -102,6 +104,25 @@ class Ranks:
             seconds = [common * self._random.uniform(0.99, 1) for _ in range(self._world_size)]
             found.append((self.step, seconds))
         return found
+
+
+def drive(
+    tuner: Tuner,
+    job_id: str,
+    ranks: Ranks,
+    polls: int = 100_000,
+    steps: int = 4,
+    until_trial: int = 1000,
+) -> JobState:
+    """Let the ranks run what they are told until that trial, or until tuning ends."""
+    for _ in range(polls):
+        trial = tuner.open_trial(job_id)
+        if trial is None or trial.index >= until_trial:
+            break
+        made = ranks.run(trial.configuration, steps)
+        told = [Observation(step, tuple(seconds)) for step, seconds in made]
+        tuner.observe(job_id, trial.index, told)
+    return tuner.status(job_id)
 
 
 class Clock:

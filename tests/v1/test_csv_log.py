@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1.csv_log import CsvLog
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Ranks, drive, make_spec
 
 
 def finish(tuner: Tuner) -> int:
-    ranks = Ranks(noise=0.001)
     tuner.register("job", make_spec(limits={"max_samples": 6}))
-    while trial := tuner.open_trial("job"):
-        steps = ranks.run(trial.configuration, 10)
-        tuner.observe("job", trial.index, [Observation(step, tuple(s)) for step, s in steps])
+    drive(tuner, "job", Ranks(noise=0.001))
     return len(tuner.store.trials.of("job"))
 
 

@@ -66,11 +66,6 @@ def test_every_tensor_is_in_exactly_one_bucket_by_the_rule(tensors, order, bucke
         assert places == sorted(places)
 
 
-def test_tensors_follow_the_spans_and_unknown_ones_come_first():
-    tensors = [tensor(name, 1, "f32") for name in "abcd"]
-    assert [t.name for t in in_execution_order(tensors, ["d", "x", "b"])] == ["a", "c", "d", "b"]
-
-
 def test_hyperparameters_have_bagua_s_names_and_types():
     tensors = [tensor("w", 3 * MIB, "f32"), tensor("h", 8, "f16"), tensor("n", 1, "i64")]
     assert to_wire(tensors, to_configuration(4 * MIB, True)) == {

@@ -165,12 +165,6 @@ def test_what_is_not_json_of_the_right_shape_is_refused(client, route, body):
     assert_refused(post(client, route, body), 400, 413, 422)
 
 
-def test_spans_of_tensors_that_nobody_registered_are_ignored(client):
-    spans = {"spans": [{**SPAN, "tensor_name": f"t{i}"} for i in range(1000)]}
-    assert post(client, "report_tensor_execution_order", spans).json == {}
-    assert post(client, "register_tensors", REGISTER).status_code == 200
-
-
 def test_no_v2_job_can_take_the_id_that_a_model_gets(client):
     ids = []
     for service in ([client], client_of()):

@@ -8,9 +8,8 @@ import random
 
 import pytest
 
-from bagua_v1.directory import NotRegistered
 from bagua_v1.hyperparameters import tensor, to_configuration
-from bagua_v1.tuning import RankOutsideWorld, Trials
+from bagua_v1.tuning import Trials
 from tests.autotune.support import Later, make_spec, present, registration, stored_jobs
 from tests.v1.worker import (
     BEST,
@@ -272,14 +271,3 @@ def test_extreme_speeds_break_nothing(store):
     extremes = [0.0, -0.0, 5e-324, 1.7e308, -1.7e308, 1.0]
     service = tuning(store)
     run([Worker(service, "net", rank, lambda *_: noise.choice(extremes)) for rank in range(2)])
-
-
-def test_unknown_models_and_ranks_are_refused(store):
-    service = tuning(store)
-    with pytest.raises(NotRegistered):
-        service.ask("net", 0, 0)
-    service.register("net", TENSORS)
-    with pytest.raises(RankOutsideWorld):
-        service.ask("net", 2, 0)
-    with pytest.raises(RankOutsideWorld):
-        service.report("net", 2, 0, to_configuration(1, False), 1.0)

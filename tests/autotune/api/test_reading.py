@@ -74,16 +74,6 @@ def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
     assert [event["kind"] for event in events] == ["lost", "note"]
 
 
-def test_the_curve_and_the_buckets_are_those_of_the_job(tuned: FlaskClient) -> None:
-    curve = tuned.get(f"{JOB}/curve").get_json()
-    assert {line["label"] for line in curve["curves"]} == {"flat", "hierarchical"}
-    assert set(curve["curves"][0]["points"][0]) == {"bucket_bytes", "seconds", "low", "high"}
-    buckets = tuned.get(f"{JOB}/buckets").get_json()
-    assert (buckets["tensors"], buckets["bytes"]) == (250, 100_000_000)
-    for layout in buckets["layouts"]:
-        assert sum(bucket["bytes"] for bucket in layout["buckets"]) == buckets["bytes"]
-
-
 def test_who_asks_again_is_told_only_what_changed(tuned: FlaskClient) -> None:
     for path in ("/api/v2/jobs", *(JOB + glance for glance in GLANCES)):
         first = tuned.get(path)

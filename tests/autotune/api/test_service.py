@@ -19,11 +19,6 @@ from tests.autotune.api.driving import assert_problem
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics")
 
 
-def test_the_open_routes_answer(client: FlaskClient) -> None:
-    assert client.get("/healthz").get_json() == {"status": "ok"}
-    assert client.get("/readyz").get_json() == {"status": "ok"}
-
-
 def test_a_token_guards_the_api_and_nothing_else(store: Store) -> None:
     settings = Settings.load({"BAGUA_AUTOTUNE_TOKEN": "sésame"}, database="sqlite://")
     client = create_app(settings, store).test_client()

@@ -101,16 +101,6 @@ def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
     assert (detail["protocol"], detail["ended_at"]) == ("v2", None)
 
 
-def test_a_batch_may_be_sent_twice_and_an_empty_one_polls(registered: FlaskClient) -> None:
-    batch = {"trial": 0, "steps": STEPS}
-    for _ in range(2):
-        state = registered.post(f"{JOB}/observations", json=batch).get_json()
-        assert state["trial"]["state"] == "running"
-    poll = registered.post(f"{JOB}/observations", json={"trial": 0, "steps": []})
-    assert poll.get_json()["trial"] == state["trial"]
-    assert len(registered.get(f"{JOB}/observations").get_json()["observations"]) == 4
-
-
 def test_profiles_are_kept_once_and_few_of_a_trial(registered: FlaskClient) -> None:
     profiles = f"{JOB}/profiles"
     for step in (7, 7, *range(10, 20)):

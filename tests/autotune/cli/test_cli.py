@@ -32,7 +32,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
 from tests.autotune.cli.conftest import TOKEN, run
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import MIB, Ranks, make_spec
+from tests.autotune.support import MIB, Ranks, drive, make_spec
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "a.db"
     tuner = Tuner(Store(f"sqlite:///{path}"))
     for job_id, name, trials in (("old", "digits", 100), ("new", "digits", 3), ("x", "[b]x", 0)):
-        ranks = Ranks(noise=0.001)
         # Jobs that are alike would begin at what is known of the others.
         tuner.register(job_id, make_spec(name=name, fingerprint=job_id))
-        while (trial := tuner.open_trial(job_id)) and trial.index < trials:
-            steps = ranks.run(trial.configuration, 10)
-            tuner.observe(job_id, trial.index, [Observation(n, tuple(s)) for n, s in steps])
+        drive(tuner, job_id, Ranks(noise=0.001), steps=10, until_trial=trials)
     tuner.store.close()
     return path
 

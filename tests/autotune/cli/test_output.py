@@ -177,12 +177,6 @@ def test_midway_all_that_is_asked_for_is_there_and_no_line_is_too_wide(
     assert "trouble" not in shown
 
 
-def test_the_graph_takes_the_room_there_is(overviews: dict[str, JobOverview]) -> None:
-    for width, blocks in ((30, 21), (60, 40), (100, 40)):
-        graph = rows(draw(overviews["midway"], width))["steps"].split()[0]
-        assert len(graph) == blocks
-
-
 def test_before_anything_is_known_nothing_is_claimed(overviews: dict[str, JobOverview]) -> None:
     shown = rows(draw(overviews["beginning"], 80))
     assert shown["best"] == "not known yet"

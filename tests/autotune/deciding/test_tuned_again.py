@@ -22,8 +22,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.deciding.test_decision import make_job
-from tests.autotune.support import Ranks, make_spec
-from tests.autotune.tuning.test_tuner import drive
+from tests.autotune.support import Ranks, drive, make_spec
 from tests.autotune.views.jobs import DEFAULT, FASTER, SLOWER, job, trial
 
 

@@ -18,9 +18,8 @@ from bagua_autotune.store.engine.tables import JobRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Value
 from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Ranks, make_spec, present, registration
+from tests.autotune.support import Ranks, drive, make_spec, present, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
-from tests.autotune.tuning.test_tuner import drive
 
 
 def knows_before_its_first_trial(tuner: Tuner, job_id: str) -> bool:

@@ -11,14 +11,13 @@ import pytest
 
 from bagua_autotune.measuring.confirmation import confirmed_gain
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.model.job import Event, Inherited, Observation
+from bagua_autotune.model.job import Event, Inherited
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration, Value
 from tests.autotune.deciding.test_decision import FAST, make_job
-from tests.autotune.support import MIB, Ranks, make_spec, present
+from tests.autotune.support import MIB, Ranks, drive, make_spec, present
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
-from tests.autotune.tuning.test_tuner import drive
 
 pytestmark = pytest.mark.slow
 
@@ -131,10 +130,7 @@ def test_a_gain_is_confirmed_by_trials_that_fit_it_and_by_no_others() -> None:
 def _trials(tuner: Tuner, job_id: str, count: int, **changes: Any) -> list[Configuration]:
     """Its first ones."""
     tuner.register(job_id, make_spec(**changes))
-    ranks = Ranks(noise=0.001)
-    while (trial := tuner.open_trial(job_id)) and trial.index < count:
-        steps = ranks.run(trial.configuration, 10)
-        tuner.observe(job_id, trial.index, [Observation(n, tuple(s)) for n, s in steps])
+    drive(tuner, job_id, Ranks(noise=0.001), steps=10, until_trial=count)
     return configurations(tuner, job_id)[:count]
 
 

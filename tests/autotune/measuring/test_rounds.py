@@ -21,9 +21,8 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
 from tests.autotune.deciding.test_decision import BASELINE, make_job
 from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Clock, Ranks, make_spec
+from tests.autotune.support import Clock, Ranks, drive, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
-from tests.autotune.tuning.test_tuner import drive
 
 # Buckets of 8 to 11 MiB are best before, and slower than larger ones by a third afterwards.
 BEFORE = simulator(gbit_per_second=25)

@@ -15,8 +15,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration, Value
-from tests.autotune.support import MIB, Ranks, make_spec, peaked, present, registration
-from tests.autotune.tuning.test_tuner import drive
+from tests.autotune.support import MIB, Ranks, drive, make_spec, peaked, present, registration
 
 BODY = registration()
 CHANGES: dict[str, Any] = {

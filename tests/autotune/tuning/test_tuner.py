@@ -19,22 +19,9 @@ from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import every_trial
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
-from tests.autotune.support import MIB, Ranks, make_spec, peaked, present
+from tests.autotune.support import MIB, Ranks, drive, make_spec, peaked, present
 
 BASELINE = Configuration(make_spec().default_configuration)
-
-
-def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobState:
-    """Let the ranks run what they are told until tuning ends."""
-    for _ in range(polls):
-        trial = tuner.open_trial(job_id)
-        if trial is None:
-            break
-        steps = ranks.run(trial.configuration, 4)
-        tuner.observe(
-            job_id, trial.index, [Observation(step, tuple(seconds)) for step, seconds in steps]
-        )
-    return tuner.status(job_id)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -22,7 +22,7 @@ from bagua_autotune.views import Overviews, Summaries, every_trial
 from bagua_autotune.views import summary as module
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
 from bagua_autotune.views.reading import Reading
-from tests.autotune.support import Clock, Ranks, counting, peaked, present
+from tests.autotune.support import Clock, Ranks, counting, drive, peaked, present
 from tests.autotune.views.jobs import SPEC, run
 
 
@@ -184,19 +184,6 @@ def test_there_is_no_curve_where_the_search_has_none(monkeypatch: pytest.MonkeyP
     assert Overviews(tuner.store).curve("job").curves == ()
 
 
-def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overviews) -> None:
-    run(tuner, Ranks(noise=0.005), trials=2)
-    before = overviews.overview("job"), overviews.overview("job").job
-    again = overviews.overview("job"), overviews.overview("job").job
-    assert again[0].trials is before[0].trials
-    assert again[1].figures is before[1].figures
-    tuner.store.jobs.touch("job", 5e6)
-    assert overviews.overview("job").job.last_contact_at == 5e6
-    assert overviews.overview("job").job.last_contact_at == 5e6
-    tuner.take_event("job", Event("note"))
-    assert overviews.overview("job").job.revision == before[1].revision + 1
-
-
 def test_another_job_of_the_same_id_is_not_mistaken_for_it(
     tuner: Tuner, overviews: Overviews
 ) -> None:
@@ -302,9 +289,6 @@ def test_a_drift_that_opens_no_round_is_what_the_job_runs_at_now(
 ) -> None:
     limits = SPEC.limits.model_copy(update={"max_rounds": 1})
     tuner.register("job", SPEC.model_copy(update={"limits": limits}))
-    ranks = Ranks(noise=0.005)
-    while trial := tuner.open_trial("job"):
-        steps = ranks.run(trial.configuration, 10)
-        tuner.observe("job", trial.index, [Observation(n, tuple(s)) for n, s in steps])
+    drive(tuner, "job", Ranks(noise=0.005), steps=10)
     tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
     assert overviews.overview("job").job.figures.current_seconds == 0.5

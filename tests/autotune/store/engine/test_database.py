@@ -34,17 +34,6 @@ def test_reading_makes_no_database(tmp_path: Path) -> None:
     Store(url, as_found=True).close()
 
 
-def test_two_stores_share_a_file_and_it_outlives_them(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'autotune.db'}"
-    first, second = Store(url), Store(url)
-    first.jobs.create("job", make_spec(), at=1.0)
-    assert second.trials.advance("job", FIRST)
-    assert not first.trials.advance("job", FIRST)
-    first.close()
-    second.close()
-    assert len(Store(url).trials.of("job")) == 1
-
-
 @pytest.mark.parametrize("url", ["mongodb://x/y", "sqlite:////proc/no/such.db"])
 def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
     with pytest.raises(StoreError) as error:
