@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import requests
 import waitress
 from flask import Flask
 
 from bagua_autotune.connections import MOST_CONNECTIONS, Server
+from tests.autotune.support import Ranks, registration
 
+PATIENCE_SECONDS = 60
 LISTENING = re.compile(r"listening on (http://\S+:\d+)")
 
 
@@ -78,6 +82,27 @@ class ServeProcess:
         self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
+
+
+def tuning(
+    url: str, job_id: str, ranks: Ranks, steps: int = 10, **changes: Any
+) -> Iterator[dict[str, Any]]:
+    """What the service says of a job at its registration and after each report, until it is
+    tuned."""
+    job = f"{url}/api/v2/jobs/{job_id}"
+    body = registration(**changes)
+    state = requests.put(job, json=body, timeout=PATIENCE_SECONDS).json()
+    while True:
+        yield state
+        if state["state"] == "finished":
+            return
+        trial = state["trial"]
+        made = ranks.run(state["configuration"], steps) if trial else []
+        told = [{"step": step, "seconds": seconds} for step, seconds in made]
+        batch = {"trial": trial["index"] if trial else 0, "steps": told}
+        answer = requests.post(f"{job}/observations", json=batch, timeout=PATIENCE_SECONDS)
+        assert answer.ok, answer.text
+        state = answer.json()
 
 
 @contextmanager

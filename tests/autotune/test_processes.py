@@ -7,20 +7,18 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
 from bagua_autotune.metrics.siblings import Counts, Siblings, listeners
 from tests.autotune.metrics.scraping import of, parsed
-from tests.autotune.server import ServeProcess
-from tests.autotune.support import Ranks, registration
+from tests.autotune.server import PATIENCE_SECONDS, ServeProcess, tuning
+from tests.autotune.support import Ranks
 from tests.autotune.test_server import is_alive, serve_until_it_fails
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_SECONDS = 60
 REQUESTS = 40
 
 
@@ -59,7 +57,8 @@ def test_they_share_the_requests_and_their_port_with_nobody_and_end_together(
         option = ("--processes", "2", "--database", f"sqlite:///{tmp_path / 'b.db'}")
         second = serve_until_it_fails("--port", port, *option)
         assert second.returncode == 1
-        assert "Address already in use" in second.stderr
+        used = "Address already in use; choose another --port, or 0 for any free one"
+        assert f"port {port}: {used}\n" in second.stderr
         assert service.stop() == 0
         wait_until_gone(serving)
         assert "Traceback" not in service.log()
@@ -119,23 +118,9 @@ def test_what_none_of_them_can_use_is_said_in_one_sentence() -> None:
 def test_a_job_is_tuned_whichever_of_them_is_asked(tmp_path: Path, empty_url: str) -> None:
     """On a new connection for each request; and every step is counted once."""
     with ServeProcess(tmp_path / "a.db", "--processes", "2", "--database", empty_url) as service:
-        job, ranks = f"{service.url}/api/v2/jobs/job", Ranks(noise=0.01)
-        state: dict[str, Any] = requests.put(
-            job, json=registration(), timeout=PATIENCE_SECONDS
-        ).json()
-        while state["state"] != "finished":
-            trial = state["trial"]
-            told = ranks.run(state["configuration"], 5) if trial else []
-            steps = [{"step": step, "seconds": seconds} for step, seconds in told]
-            index = trial["index"] if trial else 0
-            answer = requests.post(
-                f"{job}/observations",
-                json={"trial": index, "steps": steps},
-                timeout=PATIENCE_SECONDS,
-            )
-            assert answer.ok, answer.text
-            state = answer.json()
-        assert state["result"]["kept"] == "winner"
+        ranks = Ranks(noise=0.01)
+        *_, last = tuning(service.url, "job", ranks, steps=5)
+        assert last["result"]["kept"] == "winner"
         samples = parsed(get(f"{service.url}/metrics").text)
         counts = of(samples, "step_seconds_count")
         assert {process for _, process in counts} == {"0", "1"}

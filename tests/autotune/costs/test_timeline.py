@@ -48,14 +48,6 @@ def table(steps: list[list[tuple[float, int]]]) -> tuple[np.ndarray, np.ndarray,
     return ready, sizes, is_bucket
 
 
-@given(st.lists(BUCKETS, min_size=1, max_size=5), COSTS, CHANNELS)
-def test_all_layouts_at_once_end_as_each_does_bucket_by_bucket(
-    steps: list[list[tuple[float, int]]], cost: Cost, channels: int
-) -> None:
-    found = ends(*table(steps), cost, channels)
-    assert found.tolist() == pytest.approx([one_by_one(step, cost, channels) for step in steps])
-
-
 @given(st.lists(BUCKETS, min_size=1, max_size=5), st.lists(COSTS, min_size=2, max_size=4), CHANNELS)
 def test_the_paths_that_are_left_are_enough_for_every_cost_between_the_bounds(
     steps: list[list[tuple[float, int]]], likely: list[Cost], channels: int
