@@ -175,7 +175,9 @@ def test_watching_goes_on_after_an_answer_that_was_cut_off(
         between_looks(lambda: cut_off(True), lambda: cut_off(False))
         result = run("watch", JOB, "--url", service.url)
     assert result.exit_code == 0
-    trouble, *rest = result.stdout.splitlines()
+    # On a busy machine the job may seem silent meanwhile.
+    told = [line for line in result.stdout.splitlines() if "last reported" not in line]
+    trouble, *rest = told
     assert "IncompleteRead" in trouble
     assert trouble.endswith("; trying again")
     assert rest[-1].startswith("result: ")
