@@ -82,37 +82,6 @@ STORED = {
 }  # fmt: skip
 
 
-def test_a_stored_search_is_shown_as_a_tuning_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = callbacks.Stored(STORED)
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="p")
-    try:
-        callbacks.WandB(run)(stored)
-        assert run.config["bagua"]["--ddp-bucket-size"] == 4194304
-        assert run.summary["bagua/speedup"] == 1.31
-        assert run.summary["bagua/result"].startswith("1.31x")
-    finally:
-        run.finish()
-
-
-def test_a_stored_search_is_in_mlflow_as_a_tuning_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri((tmp_path / "new").as_uri())
-    with mlflow.start_run() as run:
-        callbacks.MLflow()(callbacks.Stored(STORED))
-    data = mlflow.get_run(run.info.run_id).data
-    assert data.metrics["bagua.trials"] == 14
-    assert "bagua.payback_steps" not in data.metrics
-    assert data.tags["bagua.ds.json:zero.overlap"] == "true"
-
-
 def test_a_stored_search_is_in_tensorboard_as_a_tuning_is(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -23,17 +23,6 @@ configurations = st.builds(
 )
 
 
-def test_the_default_is_torchs() -> None:
-    assert Configuration() == Configuration(
-        bucket_bytes=25 * 1024 * 1024,
-        hierarchical="off",
-        channels=1,
-        first_bucket_bytes=0,
-        last_bucket_bytes=0,
-        buckets=(),
-    )
-
-
 @given(configuration=configurations)
 def test_a_configuration_survives_the_way_to_the_service_and_back(
     configuration: Configuration,
@@ -53,26 +42,16 @@ def test_a_message_without_the_newer_knobs_means_their_defaults() -> None:
     ("values", "message"),
     [
         ({"bucket_bytes": 0}, "at least 1"),
-        ({"bucket_bytes": -5}, "at least 1"),
         ({"bucket_bytes": 1.5}, "whole number"),
         ({"bucket_bytes": True}, "whole number"),
-        ({"bucket_bytes": "1 MiB"}, "whole number"),
-        ({"bucket_bytes": None}, "whole number"),
-        ({"hierarchical": True}, "one of off, leaders, shards"),
         ({"hierarchical": "tree"}, "one of off, leaders, shards"),
         ({"hierarchical": ["off"]}, "one of off, leaders, shards"),
         ({"channels": 3}, "one of 1, 2, 4, 8, 16, not 3"),
-        ({"channels": 0}, "one of 1, 2, 4"),
         ({"channels": True}, "one of 1, 2, 4"),
         ({"channels": 2.0}, "one of 1, 2, 4"),
-        ({"channels": "2"}, "one of 1, 2, 4"),
         ({"first_bucket_bytes": -1}, "first_bucket_bytes must be at least 0"),
-        ({"first_bucket_bytes": None}, "first_bucket_bytes must be a whole number"),
-        ({"last_bucket_bytes": -1}, "last_bucket_bytes must be at least 0"),
         ({"last_bucket_bytes": 0.5}, "last_bucket_bytes must be a whole number"),
         ({"buckets": 3}, "list of tensor counts"),
-        ({"buckets": "3"}, "list of tensor counts"),
-        ({"buckets": None}, "list of tensor counts"),
         ({"buckets": {"0": 3}}, "list of tensor counts"),
         ({"buckets": [3, 0]}, "number of tensors must be at least 1"),
         ({"buckets": [3, "1"]}, "number of tensors must be a whole number"),

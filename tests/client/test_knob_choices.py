@@ -74,10 +74,11 @@ def test_every_knob_can_be_switched_off() -> None:
 
 def _register(url: str, said: str) -> tuple[Configuration, list[int], float, list[str]]:
     """The default, the buckets of the third step, a gradient, and what was warned of."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
+    with logged(logging.WARNING) as lines:
+        return *_registered_by(url, said), lines
+
+
+def _registered_by(url: str, said: str) -> tuple[Configuration, list[int], float]:
     torch.manual_seed(3)
     layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(4)]
     variables = {
@@ -93,9 +94,8 @@ def _register(url: str, said: str) -> tuple[Configuration, list[int], float, lis
         buckets = buckets or [len(b) for b in tunable_of(model).layout.partition] * (step == 2)
         if model.tuning.trials:
             break
-    logging.getLogger("bagua_client").removeHandler(handler)
     assert layers[0].weight.grad is not None
-    return model.tuning.default, buckets, float(layers[0].weight.grad.sum()), lines
+    return model.tuning.default, buckets, float(layers[0].weight.grad.sum())
 
 
 def _registered(ranks: RankPool, said: str) -> tuple[Any, Any]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-import pytest
-
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankPool
 
 WORDS = [f"layer{index}.weight" for index in range(20)]
 
@@ -21,23 +18,6 @@ def test_spawned_ranks_iterate_over_a_set_of_strings_in_different_orders(
 ) -> None:
     """Or no test would notice a collective order that comes from one."""
     assert len(set(three_ranks.run(_words_of_a_set))) == 3
-
-
-def test_ranks_that_cannot_make_a_group_say_why() -> None:
-    pool = RankPool([2], variables={"GLOO_SOCKET_IFNAME": "nowhere"})
-    with pytest.raises(RankFailure, match="nowhere"):
-        pool.run(os.getpid)
-
-
-def _go_to(folder: str) -> None:
-    os.chdir(folder)
-
-
-def test_a_rank_stays_in_no_folder_of_a_tests(two_ranks: RankPool, tmp_path: Path) -> None:
-    """Which is gone when the next function, or what it imports, asks where it is."""
-    here = two_ranks.run(os.getcwd)
-    two_ranks.run(_go_to, str(tmp_path))
-    assert two_ranks.run(os.getcwd) == here
 
 
 def _set_variable() -> None:

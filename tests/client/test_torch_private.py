@@ -13,21 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
-from bagua_client.torch_private import compiled, power_sgd, wrapper
+from bagua_client.torch_private import compiled, power_sgd
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.torch_private.reducer import Caps
-from bagua_client.torch_private.wrapper import parameters_of
 from tests.ranks import RankPool
-
-MIB = 1 << 20
 
 
 def _model() -> nn.Sequential:
@@ -45,113 +40,6 @@ def test_the_methods_that_are_overridden_exist() -> None:
     assert "self._sync_buffers(" in inspect.getsource(DistributedDataParallel._pre_forward)
     for name in ("_register_builtin_comm_hook", "register_comm_hook", "join_hook"):
         assert callable(getattr(DistributedDataParallel, name))
-
-
-def _called_itself() -> tuple[bool, bool]:
-    """Whether the gradients of a module that is called itself are the ranks' mean; whether they
-    are its own after it was let go of."""
-    ddp = DistributedDataParallel(nn.Linear(2, 1))
-    module, found = ddp.module, []
-    for goes in (False, True):
-        if goes:
-            wrapper.let_go(ddp)
-        inputs: Any = (torch.full((1, 2), float(dist.get_rank())),)
-        kwargs: Any = {}
-        if not goes:
-            inputs, kwargs = wrapper.before_module(ddp, inputs, kwargs)
-        output = module(*inputs, **kwargs)
-        module.zero_grad()
-        (output if goes else wrapper.after_module(ddp, output)).sum().backward()
-        expected = dist.get_rank() if goes else (dist.get_world_size() - 1) / 2
-        found.append(bool((module.weight.grad == expected).all()))
-    return found[0], found[1]
-
-
-def test_a_module_that_is_called_itself_goes_through_its_wrapper(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_called_itself) == [(True, True)] * 2
-
-
-def _caps() -> list[Caps]:
-    wrapped = [
-        DistributedDataParallel(_model()),
-        DistributedDataParallel(_model(), bucket_cap_mb=3),
-    ]
-    return [torchs.caps_of(ddp) for ddp in wrapped]
-
-
-def test_the_caps_are_what_the_user_gave(two_ranks: RankPool) -> None:
-    expected = [Caps(25 * MIB, MIB), Caps(3 * MIB, 3 * MIB)]
-    assert two_ranks.run(_caps) == [expected] * 2
-
-
-class _Seen:
-    """A hook that notes the buckets' sizes."""
-
-    def __init__(self) -> None:
-        self.elements: list[int] = []
-
-    def __call__(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self.elements.append(bucket.buffer().numel())
-        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
-
-
-def _cut(caps: Caps, **options: Any) -> list[list[int]]:
-    """The buckets of three steps with a new reducer, and whether torch has cut them."""
-    ddp = DistributedDataParallel(_model(), **options)
-    parameters = parameters_of(ddp)
-    assert [id(p) for p in parameters.tensors] == [id(p) for p in ddp.module.parameters()]
-    _step(ddp)
-    torchs.rebuild(ddp)
-    torchs.new_reducer(ddp, parameters, caps)
-    torchs.register_hook(ddp, seen := _Seen())
-    steps = []
-    for _ in range(4):
-        _step(ddp)
-        steps.append(list(seen.elements))
-        seen.elements.clear()
-        steps[-1].append(int(ddp._has_rebuilt_buckets))
-    assert torchs.user_hook_of(ddp) is None
-    return steps
-
-
-WHOLE = 72  # elements of a layer
-
-
-@pytest.mark.parametrize(
-    ("caps", "cut"),
-    [
-        (Caps(4 * WHOLE, 4 * WHOLE), [WHOLE] * 4),
-        (Caps(8 * WHOLE, 4 * WHOLE), [WHOLE, 2 * WHOLE, WHOLE]),
-        (Caps(12 * WHOLE, 4 * WHOLE, (4 * WHOLE, 12 * WHOLE)), [WHOLE, 3 * WHOLE]),
-    ],
-)
-def test_a_new_reducer_cuts_by_its_caps_once_it_has_seen_a_step(
-    two_ranks: RankPool, caps: Caps, cut: list[int]
-) -> None:
-    if not torchs.can_cut(caps):
-        pytest.skip("this torch cannot cut that, and is not asked to")
-    for steps in two_ranks.run(_cut, caps):
-        assert sum(steps[0]) == 4 * WHOLE
-        assert steps[0][-1] == 0
-        assert steps[1:] == [[*cut, 1]] * 3
-
-
-def _static() -> tuple[list[bool], bool]:
-    ddp = DistributedDataParallel(_model(), static_graph=True)
-    assert torchs.rebuilds(ddp)
-    for _ in range(3):
-        _step(ddp)
-    torchs.new_reducer(ddp, parameters_of(ddp), Caps(1, 1))
-    rebuilt = []
-    for _ in range(4):
-        _step(ddp)
-        rebuilt.append(ddp._has_rebuilt_buckets)
-    return rebuilt, all(p.grad is not None for p in ddp.parameters())
-
-
-def test_a_static_graph_is_told_to_the_new_reducer(two_ranks: RankPool) -> None:
-    """Torch learns what is used in its first step, and cuts after its second."""
-    assert two_ranks.run(_static) == [([False, False, True, True], True)] * 2
 
 
 def _timed_steps(static_graph: bool) -> list[int]:
@@ -195,49 +83,6 @@ def _kinds() -> list[bool]:
 
 def test_what_kind_of_wrapper_it_is(two_ranks: RankPool) -> None:
     assert two_ranks.run(_kinds) == [[True, False, True, False, True, False]] * 2
-
-
-def _user_hooks() -> list[tuple[str, bool] | None]:
-    ddps = [DistributedDataParallel(_model()) for _ in range(3)]
-    ddps[1].register_comm_hook(None, default_hooks.fp16_compress_hook)
-    ddps[2]._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    found: list[tuple[str, bool] | None] = []
-    for ddp in ddps:
-        hook = torchs.user_hook_of(ddp)
-        found.append(None if hook is None else (hook.name, hook.run is not None))
-        torchs.new_reducer(ddp, parameters_of(ddp), Caps(1, 1))
-        if hook is not None:
-            torchs.register_user_hook(ddp, hook, None)
-            assert torchs.user_hook_of(ddp) == hook
-        _step(ddp)
-    return found
-
-
-def test_the_users_hooks_are_found_and_registered_again(two_ranks: RankPool) -> None:
-    python, builtin = "fp16_compress_hook", "BuiltinCommHookType.FP16_COMPRESS"
-    assert two_ranks.run(_user_hooks) == [[None, (python, True), (builtin, False)]] * 2
-
-
-def _order_of_callbacks() -> list[bool]:
-    """Whether the last gradient is averaged when we are called, in each of two steps."""
-    ddp = DistributedDataParallel(_model())
-    last = ddp.module[3].bias
-    found: list[bool] = []
-
-    def look() -> None:
-        assert last.grad is not None
-        found.append(bool(torch.all(last.grad == 3.0)))
-
-    last.register_post_accumulate_grad_hook(lambda _: torchs.after_backward(look))
-    for _ in range(2):
-        ddp.zero_grad()
-        (ddp(torch.ones(2, 8)).sum() * (dist.get_rank() + 1)).backward()
-    return found
-
-
-def test_after_the_backward_pass_gradients_are_averaged(two_ranks: RankPool) -> None:
-    """Two rows in a batch, times 1 and 2 on the ranks: 3 on average."""
-    assert two_ranks.run(_order_of_callbacks) == [[True, True]] * 2
 
 
 def _groups() -> tuple[timedelta | None, bool, int, bool]:

@@ -24,9 +24,6 @@ class Arm(enum.Enum):
     TUNED = "tuned"
 
 
-OURS = (Arm.NAMED, Arm.TUNED)
-
-
 @dataclass(frozen=True)
 class Run:
     """One training.

@@ -13,7 +13,7 @@ import pytest
 
 from bagua_client import Configuration
 from tests.client.agent.scripted_service import ScriptedService
-from tests.integrations.arms import OURS, Arm
+from tests.integrations.arms import Arm
 from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
 
@@ -22,22 +22,29 @@ pytestmark = pytest.mark.slow
 PACKAGES = {
     "accelerate_loops": ("accelerate",),
     "fabric_loops": ("lightning",),
-    "hand_written_loops": (),
     "lightning_fits": ("lightning",),
     "trainer_loops": ("transformers", "accelerate"),
 }
 BY_HAND = {
-    "accelerate_loops": (
-        "accumulation",
-        "bf16",
-        "hook",
-        "state",
-        "second_prepare",
-        "triggered",
+    # Each way to become ours once; what is done to a wrapper then does not depend on it.
+    Arm.NAMED: (
+        "accelerate_loops:accumulation",
+        "accelerate_loops:hook",
+        "accelerate_loops:second_prepare",
+        "fabric_loops:accumulation",
+        "lightning_fits:bf16",
+        "lightning_fits:static_graph",
+        "trainer_loops:default",
+        "trainer_loops:resumed",
     ),
-    "fabric_loops": ("accumulation", "bf16", "state"),
-    "lightning_fits": ("fit", "bf16", "resumed", "static_graph"),
-    "trainer_loops": ("default", "accumulation", "resumed"),
+    Arm.TUNED: (
+        "accelerate_loops:bf16",
+        "accelerate_loops:state",
+        "accelerate_loops:triggered",
+        "lightning_fits:fit",
+        "lightning_fits:resumed",
+        "trainer_loops:accumulation",
+    ),
 }
 TRIED = (
     Configuration(first_bucket_bytes=2**20),
@@ -48,18 +55,16 @@ TRIED = (
 FEWEST_TRIED = 2
 """Of these, in the steps that a training has on a busy machine."""
 TUNED = (
-    ("hand_written_loops:checkpoints", 3, OURS),
-    ("accelerate_loops:unused_parameters", 5, OURS),
-    ("trainer_loops:default", 5, OURS),
-    ("lightning_fits:averaged", 3, OURS),
-    # What these do to a wrapper does not depend on how it became ours.
-    *((f"lightning_fits:{it}", 3, (Arm.NAMED,)) for it in ("thawed", "frozen", "twice")),
-    ("lightning_fits:adversaries", 3, (Arm.NAMED,)),
+    ("accelerate_loops:unused_parameters", Arm.TUNED, 5),
+    ("trainer_loops:default", Arm.NAMED, 5),
+    ("lightning_fits:averaged", Arm.TUNED, 3),
+    *((f"lightning_fits:{it}", Arm.NAMED, 3) for it in ("thawed", "frozen", "twice")),
+    ("lightning_fits:adversaries", Arm.NAMED, 3),
 )
 LEFT_ALONE = (
-    ("accelerate_loops:stateful_hook", False, OURS),
-    ("lightning_fits:twice_static", False, (Arm.NAMED,)),
-    ("lightning_fits:twice_static", True, OURS),
+    ("accelerate_loops:stateful_hook", Arm.NAMED, False),
+    ("lightning_fits:twice_static", Arm.NAMED, False),
+    ("lightning_fits:twice_static", Arm.TUNED, True),
 )
 
 
@@ -72,12 +77,7 @@ def case(scenario: str, arm: Arm, *more: object) -> object:
 
 @pytest.mark.parametrize(
     ("arm", "scenario"),
-    [
-        case(f"{loops}:{name}", arm)
-        for loops, names in BY_HAND.items()
-        for name in names
-        for arm in OURS
-    ],
+    [case(scenario, arm) for arm, scenarios in BY_HAND.items() for scenario in scenarios],
 )
 def test_buckets_are_recut_by_hand(arms: Arms, arm: Arm, scenario: str) -> None:
     for trained in arms.compare(arm, scenario):
@@ -86,7 +86,7 @@ def test_buckets_are_recut_by_hand(arms: Arms, arm: Arm, scenario: str) -> None:
 
 @pytest.mark.parametrize(
     ("arm", "scenario", "times"),
-    [case(scenario, arm, times) for scenario, times, of in TUNED for arm in of],
+    [case(*each) for each in TUNED],
 )
 def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: int) -> None:
     with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
@@ -99,7 +99,7 @@ def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: in
 
 @pytest.mark.parametrize(
     ("arm", "scenario", "by_hand"),
-    [case(scenario, arm, by_hand) for scenario, by_hand, of in LEFT_ALONE for arm in of],
+    [case(*each) for each in LEFT_ALONE],
 )
 def test_what_a_recut_would_spoil_is_left_alone(
     arms: Arms, arm: Arm, scenario: str, by_hand: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import tunable_of
-from bagua_client.torch_private import groups as torch_groups
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -31,39 +29,13 @@ def _world() -> dist.ProcessGroup:
     return group
 
 
-def _timeouts() -> list[timedelta | None]:
-    user = dist.new_group(timeout=timedelta(seconds=41))
-    partition = [[rank] for rank in range(dist.get_world_size())]
-    made = Communicator(user, CPU).new_group(partition)
-    return [torch_groups.timeout_of(user, CPU), torch_groups.timeout_of(made, CPU)]
-
-
-def test_a_new_group_has_the_timeout_of_the_users(two_ranks: RankPool) -> None:
-    # Fails when torch renames the private attribute that the timeout is read from.
-    assert two_ranks.run(_timeouts) == [[timedelta(seconds=41)] * 2] * 2
-
-
-def test_the_engine_still_takes_callbacks() -> None:
-    # A private name of torch that find_unused_parameters needs.
-    called = []
-    value = torch.ones(1, requires_grad=True)
-
-    def hook(gradient: torch.Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: called.append(1))
-
-    value.register_hook(hook)
-    value.sum().backward()
-    assert called == [1]
-
-
-def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
+def _sum(hierarchical: str) -> tuple[list[str], bool]:
     communicator = Communicator(_world(), CPU)
     configuration = Configuration(hierarchical=hierarchical)
     communicator.prepare(configuration)
     operations = communicator.sum_operations(configuration, channel=0)
-    return [type(operation).__name__ for operation in operations], _sums(
-        communicator, configuration, elements
-    )
+    are_right = all(_sums(communicator, configuration, elements) for elements in (1, 2, 7, 1000))
+    return [type(operation).__name__ for operation in operations], are_right
 
 
 def _sums(communicator: Communicator, configuration: Configuration, elements: int = 3) -> bool:
@@ -91,7 +63,6 @@ MEMBER = ["Reduce", "Broadcast"]
 SHARDS = ["ReduceScatter", "OnShard", "AllGatherShards"]
 
 
-@pytest.mark.parametrize("elements", [1, 2, 7, 1000])
 @pytest.mark.parametrize(
     ("pool", "hierarchical", "operations"),
     [
@@ -109,10 +80,9 @@ def test_every_chain_leaves_the_sum_on_every_rank(
     pool: str,
     hierarchical: str,
     operations: list[list[str]],
-    elements: int,
 ) -> None:
     ranks: RankPool = request.getfixturevalue(pool)
-    assert ranks.run(_sum, hierarchical, elements) == [(names, True) for names in operations]
+    assert ranks.run(_sum, hierarchical) == [(names, True) for names in operations]
 
 
 def _groups_held() -> int:
@@ -147,9 +117,7 @@ def _rounds_of_tuning(ranks: list[int]) -> list[tuple[int, bool]]:
     [
         # The group of the user is the first channel; each channel by node takes three.
         ("four_ranks", [0, 1, 2, 3], [0, 1, 6]),
-        ("three_ranks", [0, 1, 2], [0, 1, 6]),
         ("four_ranks", [0, 2, 3], [0, 1, 6]),
-        ("four_ranks", [2, 3], [0, 1, 1]),
         ("two_ranks", [0, 1], [0, 1, 1]),
     ],
 )
@@ -291,11 +259,11 @@ def _dropped_wrappers(ranks: list[int], wrappers: int) -> list[tuple[int, int, i
 @pytest.mark.slow
 def test_what_dropped_wrappers_leave_does_not_grow(three_ranks: RankPool) -> None:
     """Their process groups are used again."""
-    for held in three_ranks.run(_dropped_wrappers, [0, 1], 24)[:2]:
+    for held in three_ranks.run(_dropped_wrappers, [0, 1], 14)[:2]:
         groups, descriptors, threads = zip(*held, strict=True)
         assert max(groups[5:]) == max(groups[:5])
-        assert max(descriptors[12:]) <= max(descriptors[:12])
-        assert max(threads[12:]) <= max(threads[:12])
+        assert max(descriptors[7:]) <= max(descriptors[:7])
+        assert max(threads[7:]) <= max(threads[:7])
 
 
 def _offer(**issued: int) -> list[int]:

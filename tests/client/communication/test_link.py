@@ -49,7 +49,7 @@ def _exchanged(ranks: int, stripes: int, elements: int, dtype: str) -> list[Any]
     return [each.double().tolist() for each in (gathered, swapped, reduced)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 70), st.sampled_from(DTYPES))
 @pytest.mark.slow
 def test_each_exchange_is_numpys(

@@ -28,12 +28,6 @@ def test_the_groups_in_use_at_once_fit_a_gpu(
     assert others >= multiprocessors // 2  # are left to the user's own group
 
 
-def test_a_large_gpu_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "_multiprocessors", lambda device: 132)
-    assert nccl.most_channels(GPU) == 16
-    assert nccl.most_blocks(GPU, by_node=False) == 4
-
-
 def _offered_channels() -> list[object]:
     """Of GPUs of one host, and of CPUs."""
     found = []

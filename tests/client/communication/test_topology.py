@@ -155,29 +155,19 @@ def test_a_place_fits_into_what_ranks_exchange(host: str, rank: int, node: str) 
             assert torch.tensor(place_of(rank, variables), dtype=torch.int64).min() >= 0
 
 
-def _discovered(hosts: str = "", variables: Sequence[dict[str, str]] = ()) -> Topology:
-    """As ranks that have these host names and variables, or their own."""
+def _discovered(hosts: str, variables: Sequence[dict[str, str]]) -> list[Topology]:
+    """As the pool's ranks are told, and as ranks that have these host names and variables."""
     group = dist.group.WORLD
     assert group is not None
-    if not variables:
-        return discover(group, torch.device("cpu"))
+    found = [discover(group, torch.device("cpu"))]
     rank = dist.get_rank()
     with (
         patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, ""), **variables[rank]}),
         patch.object(socket, "gethostname", lambda: hosts[rank]),
     ):
-        return discover(group, torch.device("cpu"))
+        return [*found, discover(group, torch.device("cpu"))]
 
 
-def test_all_ranks_discover_the_same_nodes(four_ranks: RankPool, three_ranks: RankPool) -> None:
-    assert four_ranks.run(_discovered) == [Topology(((0, 1), (2, 3)))] * 4
-    assert three_ranks.run(_discovered) == [Topology(((0, 1), (2,)))] * 3
-
-
-@pytest.mark.parametrize(
-    "variables", [MPIRUN, TORCHRUN[:2] + MPIRUN[2:]], ids=["nothing told", "told to some"]
-)
-def test_all_ranks_discover_the_same_hosts(
-    four_ranks: RankPool, variables: list[dict[str, str]]
-) -> None:
-    assert four_ranks.run(_discovered, "xyxy", variables) == [Topology(((0, 2), (1, 3)))] * 4
+def test_all_ranks_discover_the_same_nodes_and_hosts(four_ranks: RankPool) -> None:
+    found = four_ranks.run(_discovered, "xyxy", TORCHRUN[:2] + MPIRUN[2:])
+    assert found == [[Topology(((0, 1), (2, 3))), Topology(((0, 2), (1, 3)))]] * 4

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
-import bagua_client
 from bagua_client import DistributedDataParallel
 from bagua_client.reporter.drift import DriftWatch
 from tests.client.agent.scripted_service import ScriptedService
@@ -25,18 +21,13 @@ MOST_STEPS = 3000
 STEPS_AFTER = 800
 
 
-def _model(kind: str) -> Any:
+def _model() -> DistributedDataParallel:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
-    if kind == "replicated":
-        return DistributedDataParallel(net)
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in (net[0], net[2], net):
-        fully_shard(layer, mesh=mesh)
-    return bagua_client.tune(net)
+    return DistributedDataParallel(net)
 
 
-def _trained(kind: str, url: str, by_hand: bool) -> tuple[list[str], list[str]]:
+def _trained(url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     """The precision in force in each step after the tuning, and how its rounds ended. On rank 1
     the loss rises then.
 
@@ -45,8 +36,7 @@ def _trained(kind: str, url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     """
     variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_ALLOW": "bf16"}
     with mock.patch.dict(os.environ, variables):
-        model = _model(kind)
-        model(torch.ones(2, 16)).square().mean().backward()  # Its tuning may begin only here.
+        model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     seen: list[str] = []
     summaries: list[str] = []
@@ -68,10 +58,9 @@ def _trained(kind: str, url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     return seen, summaries
 
 
-@pytest.mark.parametrize("kind", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
-def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool, kind: str) -> None:
+def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool) -> None:
     with ScriptedService([TRIED], steps=30) as service:
-        (first, _), (second, _) = two_ranks.run(_trained, kind, service.url, False)
+        (first, _), (second, _) = two_ranks.run(_trained, service.url, False)
         (event,) = service.bodies("diverged")
         assert service.bodies("disagreement") == []
     assert first == second
@@ -84,7 +73,7 @@ def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool, k
 def _without_reporter(url: str) -> list[str]:
     """The same, where the thread that talks to the service fails after the tuning."""
     with mock.patch.object(DriftWatch, "add", side_effect=RuntimeError("on purpose")):
-        return _trained("replicated", url, False)[0]
+        return _trained(url, False)[0]
 
 
 def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:
@@ -98,7 +87,7 @@ def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:
 
 def test_what_the_training_sets_by_hand_is_not_judged(two_ranks: RankPool) -> None:
     with ScriptedService([TRIED], steps=30) as service:
-        (first, _), (second, _) = two_ranks.run(_trained, "replicated", service.url, True)
+        (first, _), (second, _) = two_ranks.run(_trained, service.url, True)
         assert service.bodies("diverged") == []
     assert first == second
     assert first[-1] == "bf16"

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,6 +26,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import groups
 from bagua_client.torch_private.reducer import user_hook_of
 from tests.client.comparison import difference
+from tests.client.listening import logged
 from tests.ranks import RankPool
 
 CHANNELS, SIZE, FILE = "BAGUA_DEFAULT_CHANNELS", "BAGUA_DEFAULT_BUCKET_SIZE", "BAGUA_CONFIGURATION"
@@ -48,13 +48,10 @@ def _train(
     **options: Any,
 ) -> tuple[Configuration, list[str]]:
     """Wrap and train beside torch's class. Returns what it begins with, and what is said."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
     plain = _model()
     twin = Stock(copy.deepcopy(plain), **options)
     with (
+        logged(logging.WARNING) as lines,
         mock.patch.dict(os.environ, by_rank[dist.get_rank()]),
         mock.patch.object(verdict, "ANSWER_SECONDS", patience_seconds),
     ):
@@ -70,7 +67,6 @@ def _train(
             each.zero_grad()
             each(inputs).square().mean().backward()
         assert difference(model, twin) is None
-    logging.getLogger("bagua_client").removeHandler(handler)
     return begins_with, lines
 
 
@@ -86,19 +82,17 @@ def _is_not_used(variable: str, reason: str) -> str:
     return f"{variable} is not used; training begins with the default: {reason}"
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_other_channels_on_a_rank_are_used_by_none(three_ranks: RankPool, in_place: bool) -> None:
+def test_other_channels_on_a_rank_are_used_by_none(three_ranks: RankPool) -> None:
     two, four = {CHANNELS: "2"}, {CHANNELS: "4"}
-    line = _said(three_ranks.run(_train, [two, two, four], in_place))
+    line = _said(three_ranks.run(_train, [two, two, four]))
     assert line == _is_not_used(
         CHANNELS,
         "it has another value on rank 2 than on the other ranks; set the same value on all ranks",
     )
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_channels_on_one_rank_only_are_used_by_none(two_ranks: RankPool, in_place: bool) -> None:
-    line = _said(two_ranks.run(_train, [{CHANNELS: "2"}, {}], in_place))
+def test_channels_on_one_rank_only_are_used_by_none(two_ranks: RankPool) -> None:
+    line = _said(two_ranks.run(_train, [{CHANNELS: "2"}, {}], True))
     assert line == _is_not_used(
         CHANNELS,
         "not all ranks have it set and a model that bagua_client tunes; set both on all ranks "
@@ -114,20 +108,7 @@ def test_a_rank_where_something_else_is_set_answers(two_ranks: RankPool) -> None
     assert line == _is_not_used(CHANNELS, "it is not set on rank 1; set it on all ranks")
 
 
-def test_a_rank_without_the_file_where_something_else_is_set_answers(
-    two_ranks: RankPool, tmp_path: Path
-) -> None:
-    file = tmp_path / "tuned.json"
-    file.write_text('{"configuration": {"bucket_bytes": 4096}}')
-    both = {SIZE: "5000"}
-    results = two_ranks.run(_train, [{**both, FILE: str(file)}, both])
-    assert [begins_with.bucket_bytes for begins_with, _ in results] == [5000] * 2
-    (line,) = [line for _, lines in results for line in lines]
-    assert line == _is_not_used(FILE, "it is not set on rank 1; set it on all ranks")
-
-
-@pytest.mark.parametrize("other", [{}, {SIZE: "9000"}])
-@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize(("other", "unused"), [({}, False), ({SIZE: "9000"}, True)])
 def test_another_size_on_a_rank_is_used_by_none(
     two_ranks: RankPool, other: Variables, unused: bool
 ) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_wire.knobs import MIB
 from tests.client.comparison import difference, pair
+from tests.client.listening import logged
 from tests.ranks import RankPool
 
 
@@ -71,8 +72,9 @@ def _train_in_sub_group(ranks: list[int], hierarchical: str) -> str | None:
     return difference(stock, ours)
 
 
-@pytest.mark.parametrize("ranks", [[1, 3], [2, 3], [0, 2, 3]])
-@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
+@pytest.mark.parametrize(
+    ("ranks", "hierarchical"), [([1, 3], "off"), ([2, 3], "shards"), ([0, 2, 3], "leaders")]
+)
 def test_a_sub_group_trains_while_the_other_ranks_do_something_else(
     four_ranks: RankPool, ranks: list[int], hierarchical: str
 ) -> None:
@@ -164,22 +166,18 @@ def test_the_default_is_torchs_or_what_the_user_gave(
 
 
 def _with_channels(own_hook: bool) -> tuple[int, int, str | None, list[str]]:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
     groups = len(dist.distributed_c10d._world.pg_map)
-    with mock.patch.dict(os.environ, {"BAGUA_DEFAULT_CHANNELS": "4"}):
-        models = pair(_model(width=1024))
-    for model in models if own_hook else ():
-        model.register_comm_hook(None, allreduce_hook)
-    _train_both(models, width=1024)
-    logging.getLogger("bagua_client").removeHandler(handler)
+    with logged(logging.WARNING) as lines:
+        with mock.patch.dict(os.environ, {"BAGUA_DEFAULT_CHANNELS": "4"}):
+            models = pair(_model(width=1024))
+        for model in models if own_hook else ():
+            model.register_comm_hook(None, allreduce_hook)
+        _train_both(models, width=1024)
     return (
         models[1].configuration.channels,
         len(dist.distributed_c10d._world.pg_map) - groups,
         difference(*models),
-        [record.getMessage() for record in records],
+        lines,
     )
 
 
@@ -221,15 +219,11 @@ OF_A_TUNING = tuple(
 
 def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], list[str]]:
     variables = {} if autotune is None else {"BAGUA_AUTOTUNE": autotune}
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("bagua_client").addHandler(handler)
     agent = {name for name in sys.modules if name.startswith(OF_A_TUNING)}
     hidden = {name: sys.modules.pop(name) for name in agent}
     threads, groups = threading.active_count(), len(dist.distributed_c10d._world.pg_map)
     try:
-        with mock.patch.dict(os.environ, variables):
+        with mock.patch.dict(os.environ, variables), logged(logging.WARNING) as lines:
             wrapped = DistributedDataParallel(_model())
             for _ in range(3):
                 wrapped(torch.ones(1, 6)).mean().backward()
@@ -237,11 +231,10 @@ def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], l
             threading.active_count() - threads,
             len(dist.distributed_c10d._world.pg_map) - groups,
             [name for name in sys.modules if name.startswith(OF_A_TUNING)],
-            [record.getMessage() for record in records if record.levelno >= logging.WARNING],
+            lines,
         )
     finally:
         sys.modules.update(hidden)
-        logging.getLogger("bagua_client").removeHandler(handler)
 
 
 @pytest.mark.parametrize("autotune", [None, "0"])

@@ -46,6 +46,7 @@ from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.offer import Offer
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
+from tests.client.listening import logged
 from tests.ranks import RankPool
 
 STEPS = 8
@@ -143,27 +144,6 @@ OF_SHARDED = [
 ]
 
 
-class _Lines(logging.Handler):
-    """What is said to everyone of what is wrong."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@contextmanager
-def _listening() -> Iterator[list[str]]:
-    handler, logger = _Lines(), logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    try:
-        yield handler.lines
-    finally:
-        logger.removeHandler(handler)
-
-
 @contextmanager
 def _failing(fault: Fault, is_on: bool) -> Iterator[list[int]]:
     """What it gives has an entry for each time that it has failed."""
@@ -237,7 +217,7 @@ def _with(
         variables |= {"BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": str(fault)}
     gc.collect()  # What is left of other models looks at each optimizer's steps, too, and fails.
     check._checks.clear()
-    with mock.patch.dict(os.environ, variables), _listening() as lines:
+    with mock.patch.dict(os.environ, variables), logged(logging.WARNING) as lines:
         stack = _failing(fault, is_on)
         hits: list[int] = []
         if not fault.later:
@@ -284,11 +264,12 @@ def _all_fail(
 
 
 @pytest.mark.parametrize(
-    "is_on_all",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["on one rank", "on all"],
+    ("kind", "is_on_all"),
+    [
+        *((kind, False) for kind in KINDS),
+        pytest.param("replicated", True, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_look_that_fails_is_one_line_and_changes_no_bit(
     two_ranks: RankPool, tmp_path: Path, kind: str, is_on_all: bool
 ) -> None:
@@ -317,7 +298,7 @@ def _composed() -> tuple[bool, list[str]]:
 
     stock, found = _train(make, False), []
     for variables in (TUNED, {}):
-        with mock.patch.dict(os.environ, variables), _listening() as lines:
+        with mock.patch.dict(os.environ, variables), logged(logging.WARNING) as lines:
             found.append((all(map(torch.equal, _train(make, True), stock)), lines))
     (is_equal, lines), untuned = found
     assert untuned == (True, [])
@@ -358,7 +339,7 @@ def _train_picky() -> tuple[bool, list[str]]:
         return tune(model) if is_ours else model
 
     stock = _train(make, False)
-    with mock.patch.dict(os.environ, TUNED), _listening() as lines:
+    with mock.patch.dict(os.environ, TUNED), logged(logging.WARNING) as lines:
         return all(map(torch.equal, _train(make, True), stock)), lines
 
 
@@ -371,13 +352,13 @@ def test_a_class_that_ours_cannot_be_derived_from_is_left_alone_with_a_line(
     assert line.startswith("autotune is off: an error in looking at the model on rank ")
 
 
-REPLACED = """
+PROGRAM = """
+import functools
 import torch.nn.parallel.distributed as theirs
 given = theirs.DistributedDataParallel.__init__
 def init(self, *args, **kwargs):
     return given(self, *args, **kwargs | {"static_graph": True, "bucket_cap_mb": 0.5})
-"""
-PROGRAM = """
+init = functools.partialmethod(init)
 theirs.DistributedDataParallel.__init__ = init
 import inspect, os
 import torch, torch.distributed as dist
@@ -400,14 +381,11 @@ print(HAS_BUCKET_CAPS, *inspect.signature(DistributedDataParallel).parameters)
 """
 
 
-@pytest.mark.parametrize(
-    "shim", ["", "import functools; init = functools.partialmethod(init)"], ids=["plain", "partial"]
-)
 @pytest.mark.slow
 def test_a_constructor_that_somebody_has_replaced_before_us_stays_in_force(
-    tmp_path: Path, shim: str
+    tmp_path: Path,
 ) -> None:
-    done = start("-c", REPLACED + shim + PROGRAM, folder=tmp_path)
+    done = start("-c", PROGRAM, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     error, parameters = done.stdout.splitlines()
     assert "unexpected keyword argument 'nonsense'" in error

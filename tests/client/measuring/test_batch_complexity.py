@@ -84,16 +84,11 @@ def _steps(ranks: RankPool, *arguments: Any) -> list[dict[str, Any]]:
         return [step for body in service.bodies("observations") for step in body["steps"]]
 
 
-def test_the_service_is_told_the_largest_of_the_ranks_of_the_right_step(
+def test_the_service_is_told_the_largest_of_the_ranks_of_all_batches_of_the_right_step(
     two_ranks: RankPool,
 ) -> None:
-    steps = _steps(two_ranks, _told)
-    assert len(steps) >= 2 * STEPS
-    assert all(step["complexity"] == _told(1, step["step"]) for step in steps)
-
-
-def test_batches_whose_gradients_are_accumulated_count_together(two_ranks: RankPool) -> None:
     steps = _steps(two_ranks, _told, 2)
+    assert len(steps) >= 2 * STEPS
     assert all(step["complexity"] == 2 * _told(1, step["step"]) for step in steps)
 
 

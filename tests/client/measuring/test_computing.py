@@ -131,21 +131,6 @@ def test_the_passes_of_a_step_compute_together(two_ranks: RankPool, accumulates:
     assert slow - fast > 2 * SLOW_SECONDS
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_on_gpus_the_rank_that_is_slow_computes_longer() -> None:
-    """NCCL's ranks do not wait on the host, so only the devices know."""
-    pool = RankPool((2,))
-    try:
-        steps = _steps(pool, slow_rank=1, device="cuda")
-    finally:
-        pool.close()
-    fast, slow = _medians(steps, "compute_seconds")
-    assert slow >= SLOW_SECONDS
-    assert slow - fast > SLOW_SECONDS / 2
-    one, other = _medians(steps, "seconds")
-    assert abs(one - other) < SLOW_SECONDS / 2
-
-
 class _Timing(Nobody):
     def __init__(self, timer: StepTimer) -> None:
         self._timer, self._steps = timer, count()

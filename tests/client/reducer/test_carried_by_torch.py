@@ -125,8 +125,7 @@ def _beside_stock(
     return found, seen.buckets, seen.ends, tunable.is_hooked
 
 
-@pytest.mark.parametrize("train", [backward, accumulating])
-@pytest.mark.parametrize("as_view", [True, False])
+@pytest.mark.parametrize(("train", "as_view"), [(backward, True), (accumulating, False)])
 def test_its_gradients_are_stocks_bit_for_bit_without_a_hook(
     three_ranks: RankPool, train: Train, as_view: bool
 ) -> None:
@@ -209,8 +208,7 @@ def _switch(tunable: TunableReducer, configuration: Configuration, in_detail: bo
     tunable.attach(in_detail)
 
 
-@pytest.mark.parametrize("train", [backward, accumulating])
-@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize(("find_unused", "train"), [(False, accumulating), (True, backward)])
 def test_a_job_may_switch_to_and_fro(two_ranks: RankPool, find_unused: bool, train: Train) -> None:
     expected = [
         find_unused or in_detail or not configuration.is_torchs_way
@@ -279,8 +277,10 @@ def _in_parts(kind: Callable[[], nn.Module], reversed_order: bool) -> tuple[list
     return found, seen.ends, seen.buckets
 
 
-@pytest.mark.parametrize("kind", [Halves, Checkpointed, CheckpointedBegin])
-@pytest.mark.parametrize("reversed_order", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "reversed_order"),
+    [(Halves, False), (Halves, True), (Checkpointed, True), (CheckpointedBegin, False)],
+)
 def test_a_step_of_several_backward_passes_has_one_end(
     two_ranks: RankPool, kind: Callable[[], nn.Module], reversed_order: bool
 ) -> None:

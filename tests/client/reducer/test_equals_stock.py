@@ -178,7 +178,7 @@ def test_two_ranks(two_ranks: RankPool, case: Case) -> None:
     check(two_ranks, case)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(case=cases)
 @pytest.mark.slow
 def test_four_ranks_on_two_nodes(four_ranks: RankPool, case: Case) -> None:
@@ -206,7 +206,7 @@ CLOSE_TO_ZERO = Case(
 
 
 @example(case=CLOSE_TO_ZERO)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(case=cases)
 @pytest.mark.slow
 def test_three_ranks_on_two_unequal_nodes(three_ranks: RankPool, case: Case) -> None:

@@ -56,9 +56,18 @@ def _is_same(expected: nn.Parameter, actual: nn.Parameter) -> bool:
     return actual.grad is not None and torch.equal(expected.grad, actual.grad)
 
 
-@pytest.mark.parametrize("changes", [[AS_IT_IS], [SMALL, LARGE], [AS_IT_IS, SMALL]])
-@pytest.mark.parametrize("in_step", [False, True])
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("changes", "in_step", "after"),
+    [
+        ([AS_IT_IS], False, 0),
+        ([AS_IT_IS], True, 1),
+        ([SMALL, LARGE], True, 0),
+        ([SMALL, LARGE], False, 1),
+        ([SMALL, LARGE], True, 3),
+        ([AS_IT_IS, SMALL], False, 1),
+        ([AS_IT_IS, SMALL], True, 3),
+    ],
+)
 def test_changes_without_a_step_between_them(
     two_ranks: RankPool, changes: list[Configuration | None], in_step: bool, after: int
 ) -> None:

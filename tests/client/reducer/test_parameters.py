@@ -56,8 +56,9 @@ def _train(hierarchical: str, set_to_none: bool) -> str | None:
     return found
 
 
-@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
-@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(
+    ("hierarchical", "set_to_none"), [("off", True), ("leaders", False), ("shards", True)]
+)
 def test_unusual_parameters_are_reduced_as_in_torch(
     four_ranks: RankPool, hierarchical: str, set_to_none: bool
 ) -> None:

@@ -28,7 +28,6 @@ from bagua_client.service.absence import (
     SILENT_REDUCTIONS,
     SILENT_SECONDS,
 )
-from tests.client.agent.scripted_service import ScriptedService
 from tests.client.reporter.failing_service import WAYS, FailingService
 
 DEFAULT, SLOW, WINNER, OTHER = ({"bucket_bytes": size} for size in (512, 1024, 2048, 4096))
@@ -165,14 +164,16 @@ def _most_steps(step_seconds: float) -> int:
     return patience + SWITCH_REDUCTIONS + 1
 
 
-IN_EACH_MOMENT = "killed", "hangs", "server error"
-OTHERWISE = [way for way in WAYS if way not in IN_EACH_MOMENT]
+IN_TURNS = "killed", "hangs", "server error"
+OTHERWISE = [way for way in WAYS if way not in IN_TURNS]
 
 
 @pytest.mark.parametrize(
     ("moment", "way"),
     [
-        *itertools.product(MOMENTS, IN_EACH_MOMENT),
+        *zip(MOMENTS, itertools.cycle(IN_TURNS)),
+        ("in the middle of measuring", "killed"),
+        ("registering", "hangs"),
         *zip(itertools.cycle(["in the second round", "registering"]), OTHERWISE),
     ],
 )
@@ -219,26 +220,3 @@ def test_the_ranks_are_soon_back_at_what_is_confirmed_and_the_tuning_goes_on(
         assert trials[:-1] == list(range(trials[0], trials[0] + len(trials) - 1))
         if forgets:
             assert trials[0] == 0
-
-
-def test_a_service_that_blinks_is_left_ever_more_seldom() -> None:
-    """It is there for 22 s each time, and then away for 8 s."""
-    with (
-        ScriptedService([[DEFAULT, SLOW]], steps=10**9) as service,
-        _training(service.url) as training,
-    ):
-        absence = training.reporter._conversation.absence
-        for _ in range(25):
-            if not absence.rests:
-                training.run_until(lambda: training.trial is not None)
-            service.refused = 0
-            service.refuses.update(observations=503, state=503)
-            training.run_until(lambda: service.refused)
-            for _ in range(8):
-                training.make_step(1.0)
-            service.refuses.clear()
-            training.run_until(lambda: absence._asked_at is None)
-            training.now += 22
-        commands = [command["trial"] for command in training.commands]
-    assert 5 <= commands.count(None) <= 8
-    assert commands == [0, None] * (len(commands) // 2)

@@ -48,9 +48,7 @@ def _silent() -> Iterator[ScriptedService]:
         service.is_over.set()
 
 
-@pytest.mark.parametrize(
-    ("serving", "kinds"), [(_silent, list(KINDS)), (_away, ["normal", "exception", "fork"])]
-)
+@pytest.mark.parametrize(("serving", "kinds"), [(_silent, list(KINDS)), (_away, ["exception"])])
 @pytest.mark.slow
 def test_a_training_ends_as_it_would_without_us(
     serving: Any, kinds: list[str], tmp_path: Path

@@ -87,14 +87,6 @@ def test_one_that_begins_afresh_takes_nothing_and_leaves_what_it_finds(
     assert taken["said"] == "now"
 
 
-def test_where_nothing_was_kept_there_is_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(4):
-        of_rank(rank, tmp_path, monkeypatch).offer()
-    assert of_rank(0, tmp_path, monkeypatch).take() is None
-
-
 def test_a_service_elsewhere_outlives_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,11 +159,6 @@ def test_what_a_node_offers_may_be_nonsense(
     store.set(place, base64.b64encode(b"nonsense").decode())
     store.set(f"{place}/at", "5")
     assert of_rank(0, tmp_path, monkeypatch).take() is None
-
-
-def test_one_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "LARGEST_BYTES", 20)
-    assert pack({"tensors": TENSORS}) is None
 
 
 def test_one_that_is_too_large_is_said_once(

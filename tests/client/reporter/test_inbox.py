@@ -106,7 +106,7 @@ def test_it_is_due_again_and_again_while_the_training_makes_steps() -> None:
     assert renewal.take_due()
 
 
-@pytest.mark.parametrize("status", [None, 404, 503])
+@pytest.mark.parametrize("status", [None, 404])
 def test_a_tuned_job_renews_its_lease_and_minds_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int | None
 ) -> None:

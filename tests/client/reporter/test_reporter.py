@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -22,7 +21,6 @@ from bagua_client.reporter.conversation import MOST_REFUSALS
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import LARGEST_INBOX, Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
-from bagua_client.service.absence import FIRST_REST_SECONDS, SILENT_REDUCTIONS
 from bagua_client.service.breaker import REGISTRATIONS
 from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService
@@ -118,7 +116,7 @@ def test_a_profile_arrives_as_it_was_recorded(start: Start) -> None:
     }
 
 
-@pytest.mark.parametrize("status", [404, 405, 422])
+@pytest.mark.parametrize("status", [404, 422])
 def test_a_service_that_takes_no_profiles_is_offered_none_again(
     start: Start, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
@@ -218,18 +216,6 @@ def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Star
         assert reporter.take_command() is None
 
 
-def test_a_change_reaches_a_service_that_was_away(start: Start) -> None:
-    with ScriptedService([[SMALL], [LARGE]]) as service:
-        reporter = start(service)
-        tuned(reporter)
-        service.refuses["drift"] = 503
-        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)
-        wait_for(lambda: service.refused)
-        service.refuses.clear()
-        assert command_of(reporter)["trial"] == 1
-        assert len(service.bodies("drift")) == 1
-
-
 def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
@@ -304,15 +290,6 @@ def test_the_end_of_the_training_names_its_step(start: Start) -> None:
         assert [body["step"] for body in service.bodies("ended")] == [137]
 
 
-def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start: Start) -> None:
-    with ScriptedService([[SMALL]]) as service:
-        reporter = start(service)
-        tuned(reporter)
-        service.refuses["ended"] = 503
-        reporter.close(60.0)
-        wait_for(_has_ended)
-
-
 def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
@@ -358,33 +335,6 @@ def test_a_client_that_gives_up_does_not_keep_what_it_has_yet_to_call_harmful(
         assert command_of(reporter) == {"trial": None, "configuration": default, "watch": False}
 
 
-def _tell_computing(reporter: Reporter, first_step: int) -> None:
-    ranks = [RankTimes(first_step, [0.2] * 3, [0.1 * rank] * 3) for rank in (1, 2)]
-    reporter.put(GatheredTimes(0, ranks))
-
-
-def test_computing_times_go_with_the_step_times(start: Start) -> None:
-    with ScriptedService([[SMALL, LARGE]]) as service:
-        reporter = start(service)
-        command_of(reporter)
-        _tell_computing(reporter, 1)
-        (batch,) = wait_for(lambda: service.bodies("observations"))
-    step = {"seconds": [0.2, 0.2], "compute_seconds": [0.1, 0.2]}
-    assert batch["steps"] == [{"step": number, **step} for number in (1, 2, 3)]
-
-
-def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
-    with ScriptedService([[SMALL, LARGE]], refuses={"observations": 422}) as service:
-        reporter = start(service)
-        command_of(reporter)
-        _tell_computing(reporter, 1)
-        wait_for(lambda: service.refused == 1)
-        service.refuses.clear()
-        _tell_computing(reporter, 4)
-        (batch,) = wait_for(lambda: service.bodies("observations"))
-    assert "compute_seconds" in batch["steps"][0]
-
-
 def test_a_refused_registration_may_have_been_damaged_on_its_way(start: Start) -> None:
     with ScriptedService([[SMALL]], refuses={"PUT": 400}) as service:
         reporter = start(service)
@@ -418,35 +368,6 @@ def test_an_address_with_another_service_is_said_to_have_none_of_ours(
     (said,) = caplog.messages
     assert f"cannot be used: there is no such service there ({status})" in said
     assert "set BAGUA_AUTOTUNE_URL to the address that bagua-autotune serve prints" in said
-
-
-def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with ScriptedService([[SMALL, LARGE]]) as service:
-        now = itertools.count(step=FIRST_REST_SECONDS)
-        environment = Environment(url=service.url, server_wait_seconds=0.0)
-        reporter = Reporter(environment, DESCRIPTION, clock=lambda: next(now))
-        assert command_of(reporter)["trial"] == 0
-        service.refuses["observations"] = 503
-        tell(reporter, 0, 1, [0.1])
-        wait_for(lambda: service.refused)
-        for reductions in range(1 + SILENT_REDUCTIONS):
-            assert not reporter.has_command
-            reporter.look(reductions)
-        default = DESCRIPTION["default_configuration"]
-        left = {"trial": None, "configuration": default, "watch": True, "waits": True}
-        assert command_of(reporter) == left
-        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)  # of no interest to anybody
-        wait_for(lambda: service.refused > 3)
-        assert reporter.take_command() is None
-        service.refuses.clear()
-        assert command_of(reporter) == {"trial": 0, "configuration": SMALL, "watch": True}
-        tell(reporter, 0, 4 + 2 * WATCHED, [0.1])
-        wait_for(lambda: len(service.bodies("observations")) == 2)
-        assert service.bodies("drift") == []
-        reporter.finish()
-    assert caplog.text.count("use their default") == 1
 
 
 def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:

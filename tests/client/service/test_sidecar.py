@@ -100,19 +100,6 @@ def test_the_user_s_own_token_is_used_and_not_shown() -> None:
     assert (sidecar.token, sidecar.page_token) == ("of the user", "")
 
 
-def test_it_is_started_once_and_again_when_it_has_died() -> None:
-    sidecar = Sidecar()
-    try:
-        url = sidecar.url()
-        assert sidecar.url() == url
-        process = kill_service(sidecar)
-        assert sidecar.url().startswith("http://127.0.0.1:")
-        assert service_process() != process
-        assert sidecar.endings == ["was killed by signal 9"]
-    finally:
-        sidecar.stop()
-
-
 def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -59,12 +59,6 @@ class Net(nn.Module):
         return found
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    inputs = torch.randn(4, WIDTH, generator=generator)
-    return inputs, 2 * inputs[:, :3]
-
-
 def told(model: nn.Module) -> dict[str, Any]:
     """All weights."""
     options = StateDictOptions(full_state_dict=True)
@@ -121,44 +115,6 @@ def forget_state() -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-def accelerate(folder: Path, steps: int) -> dict[str, Any]:
-    """With accumulation and clipping, saved and loaded in the midst."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["Block"],
-        state_dict_type="SHARDED_STATE_DICT",
-    )
-    with as_accelerate_wants():
-        forget_state()
-        accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_steps=2)
-        net = Net()
-        model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
-        model, losses = tuned(model), Losses()
-
-        def train(first: int, end: int) -> None:
-            for step in range(first, end):
-                with accelerator.accumulate(model):
-                    inputs, targets = (each.to(accelerator.device) for each in batch(step))
-                    loss = nn.functional.mse_loss(model(inputs), targets)
-                    accelerator.backward(loss)
-                    if accelerator.sync_gradients:
-                        accelerator.clip_grad_norm_(model.parameters(), 0.5)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                losses.add(loss, model)
-
-        train(0, steps // 2)
-        accelerator.save_state(str(folder / "state"))
-        train(steps // 2, steps // 2 + 4)
-        accelerator.load_state(str(folder / "state"))
-        train(steps // 2, steps)
-        found = told(model)
-    return {"losses": losses.losses, "in_force": losses.in_force, "state": found}
 
 
 def trainer(folder: Path, steps: int) -> dict[str, Any]:
@@ -240,41 +196,6 @@ def _parallelize(model: Any, device_mesh: Any) -> Any:
     return tuned(model)
 
 
-def fabric(folder: Path, steps: int) -> dict[str, Any]:
-    """Lightning Fabric's ModelParallelStrategy, saved and loaded in the midst."""
-    from lightning.fabric import Fabric
-    from lightning.fabric.strategies import ModelParallelStrategy
-
-    strategy = ModelParallelStrategy(
-        parallelize_fn=_parallelize, data_parallel_size=2, tensor_parallel_size=1
-    )
-    made = Fabric(strategy=strategy, **DEVICES)
-    made.launch()
-    model: Any = made.setup_module(Net())
-    optimizer: Any = made.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.01))
-    losses, state = Losses(), {"model": model, "optimizer": optimizer}
-
-    def train(first: int, end: int) -> None:
-        for step in range(first, end):
-            is_last = step % 2 == 1
-            with made.no_backward_sync(model, enabled=not is_last):
-                inputs, targets = (made.to_device(each) for each in batch(step))
-                loss = nn.functional.mse_loss(model(inputs), targets)
-                made.backward(loss)
-            if is_last:
-                made.clip_gradients(model, optimizer, max_norm=0.5, error_if_nonfinite=False)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.add(loss, model.module)
-
-    train(0, steps // 2)
-    made.save(folder / "fabric", state)
-    train(steps // 2, steps // 2 + 4)
-    made.load(folder / "fabric", state)
-    train(steps // 2, steps)
-    return {"losses": losses.losses, "in_force": losses.in_force, "state": told(model.module)}
-
-
 def lightning(folder: Path, steps: int) -> dict[str, Any]:
     """Lightning's Trainer with ModelParallelStrategy, and validation."""
     from lightning import LightningModule, Trainer
@@ -323,9 +244,7 @@ def lightning(folder: Path, steps: int) -> dict[str, Any]:
 
 
 FRAMEWORKS = {
-    "accelerate": accelerate,
     "trainer": trainer,
-    "fabric": fabric,
     "lightning": lightning,
 }
 

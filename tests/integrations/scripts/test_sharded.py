@@ -24,9 +24,8 @@ from tests.integrations.lacking import needs
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "sharded_script.py")
-FRAMEWORKS = ("accelerate", "trainer", "fabric", "lightning")
-LAUNCHED = ("trainer", "lightning")
-"""The Trainer shards through Accelerate, Fabric by the function that Lightning is given, too."""
+FRAMEWORKS = ("trainer", "lightning")
+"""The Trainer shards through Accelerate, and Fabric by the function that Lightning is given."""
 STEPS = 60
 DEFAULT = Configuration(64)
 TRIED = (
@@ -62,15 +61,13 @@ def test_they_train_as_without_us(tmp_path: Path) -> None:
         told = SCRIPT, str(by_itself), str(STEPS), *FRAMEWORKS, "tune", *FRAMEWORKS
         _trained(service.url, *torchrun.WORDS, *told)
         ours = "-m", "bagua_client", *torchrun.WORDS
-        _trained(service.url, *ours, SCRIPT, str(launched), str(STEPS), *LAUNCHED)
+        _trained(service.url, *ours, SCRIPT, str(launched), str(STEPS), *FRAMEWORKS)
         assert service.bodies("disagreement") == []
     for name in FRAMEWORKS:
         for rank in range(2):
             expected = _told(by_itself, name, rank)
             assert expected["in_force"] == []
-            found = [_told(by_itself, f"{name}-tuned", rank)]
-            found += [_told(launched, name, rank)] if name in LAUNCHED else []
-            for ours in found:
+            for ours in (_told(by_itself, f"{name}-tuned", rank), _told(launched, name, rank)):
                 assert ours["losses"] == expected["losses"], name
                 assert ours["state"] == expected["state"], name
                 assert len(ours["in_force"]) >= FEWEST_TRIED, (name, ours["in_force"])

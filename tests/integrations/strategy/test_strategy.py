@@ -40,10 +40,8 @@ def test_pytorch_lightning(arms: Arms, tmp_path: Path, name: str) -> None:
 
 
 @needs("lightning")
-@pytest.mark.parametrize("is_told", [True, False])
-def test_the_sampler_is_kept(arms: Arms, tmp_path: Path, is_told: bool) -> None:
-    """Whether or not the user says so."""
-    arms.untouched.run(check_kept, Place("lightning", str(tmp_path)), is_told)
+def test_the_sampler_is_kept(arms: Arms, tmp_path: Path) -> None:
+    arms.untouched.run(check_kept, Place("lightning", str(tmp_path)))
 
 
 @needs("lightning")

@@ -20,9 +20,9 @@ logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 class _Loop:
     """Fabric's own example, with the buckets cut anew after some of its backward passes."""
 
-    def __init__(self, run: Run, accumulate: int = 1, precision: Any = None, **ddp: Any) -> None:
+    def __init__(self, run: Run, accumulate: int, **ddp: Any) -> None:
         strategy = DDPStrategy(**ddp)
-        self.fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy, precision=precision)
+        self.fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
         self.fabric.launch()
         self._run, self._accumulate = run, accumulate
         self._recuts = Recuts(run)
@@ -68,24 +68,5 @@ def accumulation(run: Run) -> Trained:
     """Buckets are cut anew between the backward passes of a step too."""
     loop = _Loop(run, accumulate=3, gradient_as_bucket_view=True)
     loop.epoch()
-    loop.epoch()
-    return loop.trained()
-
-
-def bf16(run: Run) -> Trained:
-    loop = _Loop(run, precision="bf16-mixed")
-    loop.epoch()
-    loop.epoch()
-    return loop.trained()
-
-
-def state(run: Run) -> Trained:
-    """Saved, trained on, loaded, and trained on again."""
-    loop = _Loop(run)
-    state = {"model": loop.model, "optimizer": loop.optimizer}
-    loop.epoch()
-    loop.fabric.save(f"{run.folder}/state.ckpt", state)
-    loop.epoch()
-    loop.fabric.load(f"{run.folder}/state.ckpt", state)
     loop.epoch()
     return loop.trained()

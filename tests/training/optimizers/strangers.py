@@ -39,17 +39,6 @@ class LaggedLars(Stranger):
         state["norm"] = p.grad.norm()  # type: ignore[union-attr]
 
 
-class LateLamb(Stranger):
-    """A trust ratio from step 21 on."""
-
-    def update(self, p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        state["step"] = state.get("step", 0) + 1
-        update = p.grad
-        if state["step"] > 20:
-            update = update / update.norm()  # type: ignore[operator, union-attr]
-        p.sub_(update, alpha=group["lr"])  # type: ignore[arg-type]
-
-
 class AggMo(Stranger):
     """Its state is a dictionary of tensors (Lucas et al., 2019)."""
 
@@ -120,14 +109,6 @@ class Carrying(Stranger):
             for p in group["params"]:
                 p.data.sub_(p.grad, alpha=group["lr"] * scale)
                 scale = scale / 2
-
-
-class Deciding(Stranger):
-    """By the values of a tensor."""
-
-    def update(self, p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        if (p.grad > 0).all():  # type: ignore[operator]
-            p.sub_(p.grad, alpha=group["lr"])  # type: ignore[arg-type]
 
 
 class Sharing(Stranger):

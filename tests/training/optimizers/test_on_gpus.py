@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.optimizers.loops import LoopAdam, LoopLamb
+from tests.training.optimizers.loops import LoopAdam
 from tests.training.optimizers.twins import Twins
 
 pytestmark = [
@@ -70,12 +70,6 @@ def test_replacing_the_step_uses_torchs_kernels(
     assert f"torch's own {way} kernels" in caplog.text
     steps(twins, "step")
     assert twins.fused_count == 0
-
-
-def test_lamb_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    twins = twins_of(LoopLamb)
-    steps(twins, "fuse_step")
-    assert "it calls .norm of a tensor" in caplog.text
 
 
 def test_a_scaler_skips_and_unscales() -> None:

@@ -47,20 +47,6 @@ def test_it_says_why_and_steps_as_ever(
     assert getattr(twins.fused, "calls", 3) == 3
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
-def test_what_depends_on_shapes_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
-    plain_model = copy.deepcopy(model)
-    muon = torch.optim.Muon(model.parameters())  # type: ignore[attr-defined]
-    fused = fuse_optimizer(muon, element_wise=True)
-    plain = torch.optim.Muon(plain_model.parameters())  # type: ignore[attr-defined]
-    for each, step in ((model, fused.fuse_step), (plain_model, plain.step)):  # type: ignore[attr-defined]
-        each(torch.ones(2, 6)).square().sum().backward()
-        step()
-    assert all(map(torch.equal, model.parameters(), plain_model.parameters()))
-    assert caplog.records[0].message.startswith("Muon is not fused: in step 1")
-
-
 def test_a_refusal_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     """Its trial raises half-way, after it has changed all that an optimizer can."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
@@ -170,6 +156,19 @@ def test_a_wrapper_of_another_optimizer_is_an_error() -> None:
         fuse_optimizer(outer)
 
 
+def test_it_is_tried_in_the_first_step_that_would_be_fused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    twins = Twins(LoopLamb, element_wise=True)
+    for number in range(4):
+        # At first, only one parameter of each group has a gradient.
+        twins.backward((2, 3, 4, 5) if number < 3 else ())
+        twins.fused.fuse_step()
+        twins.plain.step()
+        twins.check()
+    assert "in step 1 the fused" in caplog.text
+
+
 def test_copies_are_of_the_parameters_that_are_tried_alone() -> None:
     """Each state is a part of a long one, of which a deep copy would be a copy of all."""
     twins = Twins(LoopAdam)
@@ -186,16 +185,3 @@ def test_copies_are_of_the_parameters_that_are_tried_alone() -> None:
     assert difference(twins.fused, chosen, step, None) == ""
     assert len(seen) == 6
     assert not any(seen)
-
-
-def test_it_is_tried_in_the_first_step_that_would_be_fused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    twins = Twins(LoopLamb, element_wise=True)
-    for number in range(4):
-        # At first, only one parameter of each group has a gradient.
-        twins.backward((2, 3, 4, 5) if number < 3 else ())
-        twins.fused.fuse_step()
-        twins.plain.step()
-        twins.check()
-    assert "in step 1 the fused" in caplog.text
