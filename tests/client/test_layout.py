@@ -113,24 +113,6 @@ def test_the_first_and_the_last_bucket_of_a_group_may_be_smaller(
         assert all(sum(b) >= limit for b, limit in zip(sizes[:-1], limits, strict=False))
 
 
-def test_a_small_first_and_last_bucket_by_example() -> None:
-    tensors = [TensorSpec(f"t{i}", (10,), 1, "torch.uint8", "cpu#0") for i in range(10)]
-    order = range(10)
-
-    def sizes(first_bytes: int, last_bytes: int) -> list[int]:
-        edges = {"first_bucket_bytes": first_bytes, "last_bucket_bytes": last_bytes}
-        return [len(bucket) for bucket in cut(tensors, order, Configuration(40, **edges))]
-
-    assert sizes(0, 0) == [4, 4, 2]
-    assert sizes(15, 0) == [2, 4, 4]
-    assert sizes(0, 11) == [4, 4, 2]
-    assert sizes(0, 30) == [4, 3, 3]
-    assert sizes(10, 10) == [1, 4, 4, 1]
-    assert sizes(1000, 1000) == [4, 2, 4], "never larger than the others"
-    tensors, order = tensors[:3], range(3)
-    assert sizes(20, 30) == [3], "the last bucket is taken off first"
-
-
 @given(case=explicit())
 def test_explicit_buckets_are_taken_as_they_are(
     case: tuple[list[TensorSpec], list[int], tuple[int, ...]],

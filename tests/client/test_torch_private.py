@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from datetime import timedelta
@@ -18,10 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
-from bagua_client.torch_private import compiled, power_sgd
+from bagua_client.torch_private import compiled
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
-from bagua_client.torch_private import reducer as torchs
 from tests.ranks import RankPool
 
 
@@ -65,26 +63,6 @@ def test_torch_times_the_steps_of_its_own_reducer_and_not_those_after_a_recut(
         assert after <= 3  # a static graph's first steps
 
 
-def _kinds() -> list[bool]:
-    plain = DistributedDataParallel(_model())
-    unused = DistributedDataParallel(_model(), find_unused_parameters=True)
-    joining = []
-    for enable in (True, False):
-        with plain.join(enable=enable):
-            joining.append(torchs.is_join_enabled(plain))
-    return [
-        torchs.rebuilds(plain),
-        torchs.rebuilds(unused),
-        torchs.has_reducer(plain),
-        torchs.finalizes_by_hand(plain),
-        *joining,
-    ]
-
-
-def test_what_kind_of_wrapper_it_is(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_kinds) == [[True, False, True, False, True, False]] * 2
-
-
 def _groups() -> tuple[timedelta | None, bool, int, bool]:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=50))
     device = torch.device("cpu")
@@ -119,27 +97,6 @@ def test_what_torch_puts_around_the_step_of_an_optimizer() -> None:
     torch_optimizer.clear_step_hooks(optimizer)
     optimizer.step()
     assert len(seen) == 2
-
-
-def test_what_torchs_power_sgd_is_made_of() -> None:
-    for columns in (1, 2, 4):
-        matrices = torch.randn(3, 7, columns, generator=torch.Generator().manual_seed(0))
-        power_sgd.orthogonalize(matrices)
-        units = matrices.transpose(1, 2) @ matrices
-        assert torch.allclose(units, torch.eye(columns).expand_as(units), atol=1e-5)
-    zeros = torch.zeros(1, 7, 2)
-    power_sgd.orthogonalize(zeros)
-    assert zeros.isnan().all()
-    # 40 numbers, and 13 in each pair of columns.
-    assert power_sgd.is_worth(8, 5, 1, 3.0)
-    assert not power_sgd.is_worth(8, 5, 1, 3.1)
-    state = power_sgd.new_state(0, matrix_approximation_rank=4)
-    assert (state.iter, state.start_powerSGD_iter, state.matrix_approximation_rank) == (0, 0, 4)
-    assert state.compression_stats() == (0, 0, 0)
-    numbers = [
-        int(power_sgd.new_state(start, random_seed=3).rng.randint(10**9)) for start in (1, 2)
-    ]
-    assert numbers[0] == numbers[1]
 
 
 def test_what_schedulers_look_at() -> None:
@@ -246,38 +203,3 @@ def test_the_compilers_own_count_and_setting_are_there() -> None:
             assert not compiled.splits_at_buckets()
     with torch._dynamo.config.patch(optimize_ddp="ddp_optimizer"):
         assert compiled.splits_at_buckets()
-
-
-class _Told:
-    def __init__(self) -> None:
-        self.alive: list[bool] = []
-
-    def tell(self) -> None:
-        self.alive.append(torch_groups.is_alive(self.group))
-
-    def join(self, store: dist.Store) -> None:
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        self.group = dist.new_group([0])
-
-
-def _destroyed() -> list[list[bool]]:
-    """What is told of the ends of two lives of the default group, and of a group's of its own."""
-    dist.destroy_process_group()
-    told, found = _Told(), []
-    for _ in range(2):
-        told.join(dist.HashStore())
-        torch_groups.when_destroyed(told.tell)
-        gone = copy.copy(told)
-        torch_groups.when_destroyed(gone.tell)
-        del gone  # It is not told.
-        dist.destroy_process_group(dist.new_group([0]))
-        found.append(list(told.alive))
-        dist.destroy_process_group()
-        found.append(list(told.alive))
-    return found
-
-
-def test_the_end_of_the_default_group_is_told_when_all_groups_are_gone(
-    two_ranks: RankPool,
-) -> None:
-    assert two_ranks.run(_destroyed) == [[[], [False], [False], [False, False]]] * 2

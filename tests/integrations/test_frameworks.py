@@ -1,4 +1,4 @@
-"""Accelerate, the Trainer of HF transformers, Lightning and Fabric train with ours to the weights
+"""Accelerate, the Trainer of HF transformers and Lightning train with ours to the weights
 that they train to with torch's class: with buckets that are cut anew by hand, and tuned by a
 service, which here tries what a script says, so that all of it is tried whatever it brings.
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 PACKAGES = {
     "accelerate_loops": ("accelerate",),
-    "fabric_loops": ("lightning",),
     "lightning_fits": ("lightning",),
     "trainer_loops": ("transformers", "accelerate"),
 }
@@ -29,21 +28,14 @@ BY_HAND = {
     # Each way to become ours once; what is done to a wrapper then does not depend on it.
     Arm.NAMED: (
         "accelerate_loops:accumulation",
-        "accelerate_loops:hook",
         "accelerate_loops:second_prepare",
-        "fabric_loops:accumulation",
-        "lightning_fits:bf16",
-        "lightning_fits:static_graph",
         "trainer_loops:default",
         "trainer_loops:resumed",
     ),
     Arm.TUNED: (
-        "accelerate_loops:bf16",
-        "accelerate_loops:state",
         "accelerate_loops:triggered",
         "lightning_fits:fit",
         "lightning_fits:resumed",
-        "trainer_loops:accumulation",
     ),
 }
 TRIED = (

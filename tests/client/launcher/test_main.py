@@ -166,7 +166,8 @@ def test_without_torch_a_command_says_in_a_sentence_what_to_install(
 
 
 def test_a_strategy_of_lightnings_is_registered_when_the_script_imports_it(tmp_path: Path) -> None:
-    """And where that fails the script goes on. Neither library is here: folders of their names show when who is imported."""
+    """And where that fails the script goes on. Folders with the libraries' names show when who is
+    imported."""
     for name in ("pytorch_lightning", "ours/bagua_client/lightning"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "pytorch_lightning" / "__init__.py").write_text("print('theirs')")

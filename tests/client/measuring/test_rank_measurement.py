@@ -1,17 +1,25 @@
-"""Validations between steps are in no step's time and in no profile."""
+"""What a rank tells of its steps: validations between them are in no time and in no profile, and
+what the training says of its batches reaches the service."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import pace
 from bagua_client.measuring.clock import CpuClock
+from bagua_client.measuring.rank_measurement import BatchComplexity
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -76,3 +84,92 @@ def test_a_validation_after_each_step_leaves_steps_to_measure(two_ranks: RankPoo
     assert len(seconds) >= 2 * STEPS
     assert all(0 < each < HOUR_SECONDS for each in seconds)
     assert profiles == 0
+
+
+def test_batches_of_a_step_add_up_and_the_next_step_begins_anew() -> None:
+    complexity = BatchComplexity()
+    assert complexity.take() is None
+    for told in (3, 0.5, torch.tensor(4), torch.tensor([1.5])):
+        complexity.tell(told)
+    assert complexity.take() == 9.0
+    assert complexity.take() is None
+    complexity.tell(0)
+    assert complexity.take() == 0.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e19])
+def test_a_number_that_can_be_none_makes_a_step_unknown_and_is_said_once(
+    bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    complexity = BatchComplexity()
+    for _ in range(2):
+        complexity.tell(5.0)
+        complexity.tell(bad)
+        assert complexity.take() is None
+    complexity.tell(5.0)
+    assert complexity.take() == 5.0
+    (record,) = caplog.records
+    assert "is left out: it must be from 0 to 1e+18" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["12", None, [3], torch.ones(2), torch.ones((), device="meta"), 1j]
+)
+def test_what_is_no_number_is_an_error(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a complexity must be a number"):
+        BatchComplexity().tell(wrong)
+
+
+def _told(rank: int, step: int) -> float:
+    return 100.0 * (step % 5) + rank
+
+
+def _train(url: str, tells: Callable[[int, int], float | None], passes: int = 1) -> None:
+    """Train until the tuning has ended; each step of so many passes."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in range(2000):
+        for number in range(passes):
+            if (told := tells(dist.get_rank(), step + 1)) is not None:
+                model.report_complexity(told)
+            with nullcontext() if number == passes - 1 else model.no_sync():
+                model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        if not model.is_tuning:
+            break
+    del os.environ["BAGUA_AUTOTUNE"]
+    assert not model.is_tuning
+
+
+def _steps(ranks: RankPool, *arguments: Any) -> list[dict[str, Any]]:
+    """The steps that the service was told of."""
+    with ScriptedService([[{"bucket_bytes": 10**6}, {"bucket_bytes": 64}]], steps=STEPS) as service:
+        ranks.run(partial(_train, service.url), *arguments)
+        return [step for body in service.bodies("observations") for step in body["steps"]]
+
+
+def test_the_service_is_told_the_largest_of_the_ranks_of_all_batches_of_the_right_step(
+    two_ranks: RankPool,
+) -> None:
+    steps = _steps(two_ranks, _told, 2)
+    assert len(steps) >= 2 * STEPS
+    assert all(step["complexity"] == 2 * _told(1, step["step"]) for step in steps)
+
+
+def _told_by_rank_0(rank: int, step: int) -> float | None:
+    return None if rank else _told(rank, step)
+
+
+def test_what_only_some_ranks_tell_is_told_to_nobody(two_ranks: RankPool) -> None:
+    steps = _steps(two_ranks, _told_by_rank_0)
+    assert len(steps) >= 2 * STEPS
+    assert not any("complexity" in step for step in steps)
+
+
+def test_without_tuning_nothing_happens(two_ranks: RankPool) -> None:
+    two_ranks.run(_report_without_tuning)
+
+
+def _report_without_tuning() -> None:
+    DistributedDataParallel(torch.nn.Linear(8, 8)).report_complexity(3)

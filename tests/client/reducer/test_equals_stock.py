@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
 
+import bagua_client
 from bagua_client import Configuration
+from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.reducer import carrier
+from bagua_client.reducer.offer import refusal_of
+from bagua_client.torch_private.reducer import caps_of
 from bagua_wire.knobs import CHANNELS_VALUES, KNOBS
 from tests.client.comparison import Summands, difference, pair
 from tests.client.setting import Setting
@@ -211,3 +219,169 @@ CLOSE_TO_ZERO = Case(
 @pytest.mark.slow
 def test_three_ranks_on_two_unequal_nodes(three_ranks: RankPool, case: Case) -> None:
     check(three_ranks, case)
+
+
+WIDE = 16
+STEPS_AFTER = 4
+SMALL, LARGE = Configuration(WIDE * WIDE * 4), Configuration(3 * WIDE * WIDE * 4)
+AS_IT_IS = None
+"""The configuration in force: torch's reducer can stay, and gets our hook."""
+
+
+def _train_changed(
+    changes: list[Configuration | None], after: int, in_step: bool, compiled: bool
+) -> bool:
+    """Make the changes after so many steps, one right after the other: before the next step or,
+    ``in_step``, between its forward and its backward pass. Return whether all gradients were
+    stock's."""
+    stock, ours = models = pair(nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(6))))
+    if compiled:
+        torch._dynamo.reset()
+        for model in models:
+            model.module.compile(backend="aot_eager")
+    torch.manual_seed(dist.get_rank())
+    same = True
+    for step in range(after + STEPS_AFTER):
+        inputs = torch.randn(3, WIDE)
+        if step == after and not in_step:
+            _change(ours, changes)
+        losses = [model(inputs).square().mean() for model in models]
+        if step == after and in_step:
+            _change(ours, changes)
+        for model, loss in zip(models, losses, strict=True):
+            model.zero_grad()
+            loss.backward()
+        same &= all(map(_is_same, stock.parameters(), ours.parameters()))
+    return same and tunable_of(ours).order_is_agreed and not tunable_of(ours).observers.has_failed
+
+
+def _change(ours: nn.Module, changes: list[Configuration | None]) -> None:
+    for configuration in changes:
+        assert ours.reconfigure(configuration or ours.configuration)
+        tunable_of(ours).attach()
+
+
+def _is_same(expected: nn.Parameter, actual: nn.Parameter) -> bool:
+    assert expected.grad is not None
+    return actual.grad is not None and torch.equal(expected.grad, actual.grad)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_step", "after"),
+    [
+        ([AS_IT_IS], False, 0),
+        ([AS_IT_IS], True, 1),
+        ([SMALL, LARGE], True, 0),
+        ([SMALL, LARGE], False, 1),
+        ([SMALL, LARGE], True, 3),
+        ([AS_IT_IS, SMALL], False, 1),
+        ([AS_IT_IS, SMALL], True, 3),
+    ],
+)
+def test_changes_without_a_step_between_them(
+    two_ranks: RankPool, changes: list[Configuration | None], in_step: bool, after: int
+) -> None:
+    assert two_ranks.run(_train_changed, changes, after, in_step, False) == [True] * 2
+
+
+def test_a_compiled_model_changed_after_its_first_step(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_train_changed, [AS_IT_IS], 1, False, True) == [True] * 2
+
+
+class _Unusual(nn.Module):
+    """A channels_last convolution, and parameters transposed, with gaps, empty and scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.transposed = nn.Parameter(torch.randn(5, 4).t())
+        self.gaps = nn.Parameter(torch.randn(5, 6)[:, ::2])
+        self.empty = nn.Parameter(torch.randn(0, 3))
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+        self.one = nn.Parameter(torch.randn(1, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        values = self.convolution(images).mean(dim=(2, 3)) @ self.transposed @ self.gaps
+        return values * self.scalar * self.one.sum() + self.empty.sum()
+
+
+def _train_unusual(hierarchical: str, set_to_none: bool) -> str | None:
+    models = pair(_Unusual())
+    _, ours = models
+    torch.manual_seed(dist.get_rank())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    found = None
+    for step, bucket_bytes in enumerate([1, 60, 1 << 20, 1, 1 << 20]):
+        assert ours.reconfigure(Configuration(bucket_bytes, hierarchical))
+        images = torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            model(images).square().sum().backward()
+        found = found or difference(*models, f"step {step}")
+        for optimizer in optimizers:
+            optimizer.step()
+    weight = ours.module.convolution.weight
+    if not weight.grad.is_contiguous(memory_format=torch.channels_last):
+        return "the gradient has other strides than its parameter"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hierarchical", "set_to_none"), [("off", True), ("leaders", False), ("shards", True)]
+)
+def test_unusual_parameters_are_reduced_as_in_torch(
+    four_ranks: RankPool, hierarchical: str, set_to_none: bool
+) -> None:
+    assert four_ranks.run(_train_unusual, hierarchical, set_to_none) == [None] * 4
+
+
+def _frozen_before_tune(thaws_at: int) -> tuple[str | None, str]:
+    """What differs from torch's wrapper, where a layer was frozen after that was made; and why it
+    is not tuned."""
+    models = []
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        wrapped: Any = Stock(
+            nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), find_unused_parameters=True
+        )
+        wrapped.module[0].requires_grad_(False)
+        models.append(bagua_client.tune(wrapped) if is_ours else wrapped)
+    found = None
+    for step in range(6):
+        if step == thaws_at:
+            for model in models:
+                model.module[0].requires_grad_(True)
+        if step == 2:
+            assert models[1].reconfigure(Configuration(100))
+        torch.manual_seed(10 * step + dist.get_rank())
+        inputs = torch.randn(4, 6)
+        for model in models:
+            model.zero_grad()
+            model(inputs).square().sum().backward()
+        found = found or difference(*models, f"step {step}")
+    return found, refusal_of(models[1], caps_of(models[1]))
+
+
+@pytest.mark.parametrize("thaws_at", [1, 4])
+def test_what_is_frozen_before_tune_is_reduced_once_it_is_trained(
+    two_ranks: RankPool, thaws_at: int
+) -> None:
+    """Torch's reducer has it: it was trained when that was made."""
+    assert two_ranks.run(_frozen_before_tune, thaws_at) == [(None, "")] * 2
+
+
+def _thawed_before_tune() -> str:
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(2)))
+    model[0].requires_grad_(False)
+    wrapped: Any = Stock(model)
+    model[0].requires_grad_(True)
+    model[1].weight.requires_grad_(False)
+    tuned = bagua_client.tune(wrapped)
+    return refusal_of(tuned, caps_of(tuned))
+
+
+def test_a_wrapper_that_others_are_trained_of_than_it_knows_is_not_tuned(
+    two_ranks: RankPool,
+) -> None:
+    for refusal in two_ranks.run(_thawed_before_tune):
+        assert refusal.startswith("other parameters are trained now")

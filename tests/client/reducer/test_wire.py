@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -134,49 +130,3 @@ def test_another_precision_is_offered_where_it_is_allowed_and_makes_a_difference
     two_ranks: RankPool, dtype: torch.dtype, has_hook: bool, offered: list[str]
 ) -> None:
     assert two_ranks.run(_offered, dtype, has_hook) == [offered] * 2
-
-
-def _held() -> tuple[int, int, int]:
-    """File descriptors, threads of the process, and threads of Python's."""
-    return (
-        len(list(Path("/proc/self/fd").iterdir())),
-        len(list(Path("/proc/self/task").iterdir())),
-        threading.active_count(),
-    )
-
-
-def _after_switches() -> list[tuple[int, int, int]]:
-    """What the process holds before and after 50 switches, back at one channel."""
-    model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
-    rest = Configuration()
-    draw = random.Random(0)
-
-    def run(configuration: Configuration) -> None:
-        assert model.reconfigure(configuration)
-        model(_inputs(dist.get_rank())).sum().backward()
-
-    def at_rest() -> tuple[int, int, int]:
-        run(rest)
-        dist.barrier()
-        tunable_of(model).communicator.release(rest)
-        # Gloo's threads end on their own.
-        lowest = _held()
-        for _ in range(40):
-            time.sleep(0.05)
-            lowest = min(lowest, _held())
-        return lowest
-
-    found = []
-    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", PART_BYTES):
-        for switches in (5, 25, 25):
-            for _ in range(switches):
-                way = draw.choice(WAYS)
-                run(replace(way, channels=draw.choice([1, 2, 4, 8, 16])))
-            found.append(at_rest())
-    return found
-
-
-@pytest.mark.slow
-def test_fifty_switches_leave_nothing_behind(four_ranks: RankPool) -> None:
-    for first, *later in four_ranks.run(_after_switches):
-        assert later == [first] * 2

@@ -10,14 +10,8 @@ from typing import Any
 
 from tests.client.agent.scripted_service import Configuration, ScriptedService
 
-NONSENSE: dict[str, tuple[int, bytes]] = {
-    "server error": (500, b"Traceback (most recent call last)"),
-    "web page": (200, b"<html><body>Please log in</body></html>"),
-    "another document": (200, b'{"trial": {"index": "x"}, "progress": 3}'),
-    "another server": (404, b"default backend"),
-    "no token": (401, b'{"detail": "which token?"}'),
-}
-WAYS = ("killed", "hangs", *NONSENSE)
+WAYS = ("killed", "hangs", "server error")
+"""What else may be answered in its place is in tests/client/service/test_transport.py."""
 
 
 class FailingService(ScriptedService):
@@ -48,7 +42,7 @@ class FailingService(ScriptedService):
         if not self._is_back.is_set() and (self.fails.is_set() or self._begins(kind, body)):
             self.fails.set()
             if self.way != "hangs":
-                return NONSENSE.get(self.way, (0, b""))
+                return (500, b"Traceback") if self.way == "server error" else (0, b"")
             self._is_back.wait(60)
         return super().take(kind, job, body)
 

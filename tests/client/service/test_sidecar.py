@@ -158,12 +158,6 @@ def test_a_service_that_hangs_before_it_listens_is_ended(
         Sidecar().url()
 
 
-def test_a_service_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(SidecarError, match=r"could not be started.*no/such/python"):
-        Sidecar().url()
-
-
 def test_a_fork_of_the_training_has_no_service_yet() -> None:
     """Nor does it wait for the thread of its parent that was starting one."""
     parents = job_service(0)

@@ -317,24 +317,3 @@ def test_the_threads_end_with_the_wrapper_or_with_the_need_for_them(
 ) -> None:
     results = four_ranks.run(_relays_of, configuration, then)
     assert results == [(relays, [])] * 4
-
-
-def _log_of_a_change() -> tuple[list[str], list[float]]:
-    ours = DistributedDataParallel(_model())
-    seconds = []
-    with logged(logging.DEBUG) as lines:
-        for configuration in (Configuration(1), Configuration(1)):
-            assert ours.reconfigure(configuration)
-            _step(ours, _own_inputs())
-            seconds.append(tunable_of(ours).recut_seconds)
-    return lines, seconds
-
-
-def test_a_change_is_timed_and_logged_once_by_rank_0_if_asked_for(
-    two_ranks: RankPool,
-) -> None:
-    (lines, seconds), (others_lines, _) = two_ranks.run(_log_of_a_change)
-    (line,) = lines
-    assert line.startswith("autotune: cut 8 tensors into 8 buckets (bucket 1 B) in ")
-    assert seconds[0] > 0
-    assert others_lines == []

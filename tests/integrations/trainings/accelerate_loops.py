@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.integrations.arms import Run, Trained
 from tests.integrations.trainings import regression
-from tests.integrations.trainings.recuts import OF_A_HOOK, Recuts
+from tests.integrations.trainings.recuts import Recuts
 
 
 def forget_state() -> None:
@@ -76,16 +76,6 @@ def accumulation(run: Run) -> Trained:
     return _train(run, gradient_accumulation_steps=3, kwargs_handlers=[kwargs])
 
 
-def bf16(run: Run) -> Trained:
-    return _train(run, mixed_precision="bf16")
-
-
-def hook(run: Run) -> Trained:
-    """Gradients travel in half precision, by a hook that Accelerate registers."""
-    kwargs = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
-    return _train(run, Recuts(run, OF_A_HOOK), kwargs_handlers=[kwargs])
-
-
 def stateful_hook(run: Run) -> Trained:
     """Remembers something of each bucket, so that the buckets must stay as they are."""
     kwargs = DistributedDataParallelKwargs(
@@ -98,17 +88,6 @@ def stateful_hook(run: Run) -> Trained:
 def unused_parameters(run: Run) -> Trained:
     kwargs = DistributedDataParallelKwargs(find_unused_parameters=True)
     return _train(run, kwargs_handlers=[kwargs])
-
-
-def state(run: Run) -> Trained:
-    """Saved, trained on, loaded, and trained on again."""
-    loop = _Loop(run, Recuts(run))
-    loop.epoch()
-    loop.accelerator.save_state(run.folder)
-    loop.epoch()
-    loop.accelerator.load_state(run.folder)
-    loop.epoch()
-    return loop.trained()
 
 
 def second_prepare(run: Run) -> Trained:

@@ -90,10 +90,6 @@ def fit(run: Run) -> Trained:
     return _fit(run, Regression, gradient_clip_val=0.5, accumulate_grad_batches=3)
 
 
-def bf16(run: Run) -> Trained:
-    return _fit(run, Regression, precision="bf16-mixed")
-
-
 def resumed(run: Run) -> Trained:
     """Stopped after an epoch, and gone on with by another Trainer."""
     keep = ModelCheckpoint(dirpath=run.folder, filename="last", save_top_k=1)
@@ -116,11 +112,6 @@ def frozen(run: Run) -> Trained:
     """Layers that trained when the model was wrapped are frozen for a while."""
     unused = {"find_unused_parameters": True}
     return _fit(run, Regression, epochs=4, callbacks=(Freezing(1, 3),), strategy=unused)
-
-
-def static_graph(run: Run) -> Trained:
-    """Torch needs two steps to cut the buckets of a static graph."""
-    return _fit(run, Regression, every=3, strategy={"static_graph": True})
 
 
 def twice(run: Run) -> Trained:

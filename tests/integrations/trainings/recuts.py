@@ -24,8 +24,6 @@ SETTINGS = (
 )
 """The models here have some kilobytes, so that most of these cut them each in its own way."""
 
-OF_A_HOOK = tuple(Setting(Configuration(size), None) for size in (1500, 1, 4000, 2**20, 2500))
-"""Where a communication hook of the training's carries the buckets, only their sizes change."""
 
 STEP_SECONDS = 0.01
 """Between two steps of a tuned training, which would be over before the service has answered."""

@@ -112,17 +112,6 @@ def default(run: Run) -> Trained:
     return _train(run, _gpt2(), 12, eval_strategy="steps", eval_steps=5)
 
 
-def accumulation(run: Run) -> Trained:
-    return _train(
-        run,
-        _llama(),
-        7,
-        bf16=True,
-        ddp_find_unused_parameters=False,
-        gradient_accumulation_steps=3,
-    )
-
-
 def resumed(run: Run) -> Trained:
     """Activations are computed twice; the training ends, and another one goes on from there."""
     options: dict[str, Any] = {
