@@ -37,7 +37,6 @@ def _train_until_killed(configuration: Configuration, victim: int) -> None:
     ("configuration", "victim"),
     [
         (Configuration(1, channels=2), 3),
-        (Configuration(1, "leaders"), 3),
         (Configuration(1, "leaders", channels=2), 1),
         (Configuration(1, "shards", channels=4), 2),
     ],

@@ -45,20 +45,6 @@ def _train_both(models: tuple[nn.Module, nn.Module], width: int = 6, steps: int 
 # Replicas and buffers
 
 
-def _start_values() -> list[float]:
-    _seed_by_rank()
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    model[0].bias.requires_grad_(False)
-    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
-    weights = [wrapped.module[0].weight, wrapped.module[0].bias]
-    return torch.cat([value.detach().flatten() for value in weights]).tolist()
-
-
-def test_all_ranks_start_from_rank_0(two_ranks: RankPool) -> None:
-    first, second = two_ranks.run(_start_values)
-    assert first == second
-
-
 # Several groups and models
 
 

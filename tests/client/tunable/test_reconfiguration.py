@@ -65,30 +65,6 @@ def test_what_is_set_in_the_middle_of_a_step_waits_for_the_next(two_ranks: RankP
     assert two_ranks.run(_set_in_the_middle_of_a_step) == [None] * 2
 
 
-def _carry_over(configuration: Configuration, synchronised: bool) -> str | None:
-    models = pair(_model())
-    for model in models:
-        if synchronised:
-            _step(model, _own_inputs())
-        with model.no_sync():
-            _step(model, _own_inputs() + 1)
-    _, ours = models
-    assert ours.reconfigure(configuration)
-    for model in models:
-        _step(model, _own_inputs() + 2)
-    return difference(*models)
-
-
-@pytest.mark.parametrize(
-    ("hierarchical", "synchronised"), [("off", True), ("leaders", False), ("shards", True)]
-)
-def test_accumulated_gradients_are_carried_over(
-    four_ranks: RankPool, hierarchical: str, synchronised: bool
-) -> None:
-    configuration = Configuration(200, hierarchical)
-    assert four_ranks.run(_carry_over, configuration, synchronised) == [None] * 4
-
-
 def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str], str | None]:
     stock, ours = models = pair(_model())
     assert ours.reconfigure(Configuration(100, "leaders"))

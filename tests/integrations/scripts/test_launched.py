@@ -1,69 +1,16 @@
-"""Scripts that know nothing of us, started by the launcher, have the losses that they have without.
-
-The same processes serve all ways to train of a script.
-"""
+"""A script that Accelerate's own launcher starts, with ours in between. (That a launched script has
+the losses that it has without us is in tests/e2e/launching.)"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.client.launcher.programs import start
 from tests.integrations.lacking import needs
-from tests.torchrun import WORDS
 
 pytestmark = pytest.mark.slow
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-SCRIPT = str(HERE / "stock_script.py")
-WAYS = ["plain", "view", "static", "unused", "accumulated", "half"]
-LAUNCHER = "-m", "bagua_client"
-FEWEST_CUTS = 3
-
-
-def _losses(folder: Path, *words: str) -> list[dict[str, list[float]]]:
-    """What the script told on both ranks, where python is given ``words``."""
-    folder.mkdir()
-    done = start(*words, str(folder), *WAYS, folder=ROOT)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.fixture(scope="module")
-def without_us(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
-    return _losses(tmp_path_factory.mktemp("without us") / "told", *WORDS, SCRIPT)
-
-
-def test_sizes_that_change_every_5_steps_change_no_loss_by_a_bit(
-    without_us: list[dict[str, list[float]]], tmp_path: Path
-) -> None:
-    folder = tmp_path / "swapped"
-    swapped = _losses(folder, *LAUNCHER, *WORDS, str(HERE / "swapping.py"), SCRIPT)
-    assert swapped == without_us, "not the losses of torch's class"
-    assert without_us[0]["plain"] != without_us[1]["plain"], "the ranks train with the same data"
-    for rank in range(2):
-        cuts = json.loads((folder / f"cuts-{rank}.json").read_text())
-        assert [len(found) >= FEWEST_CUTS for found in cuts] == [True] * len(WAYS), cuts
-
-
-def test_a_look_that_fails_on_a_rank_changes_nothing_and_is_one_line(
-    without_us: list[dict[str, list[float]]], tmp_path: Path
-) -> None:
-    """Which looks there are is in tests/client/integrations/test_looks.py."""
-    look = "bagua_client.measuring.rank_measurement:StepBoundary.__init__"
-    words = *LAUNCHER, "--autotune", *WORDS, str(HERE / "failing_look.py"), look, SCRIPT
-    done = start(*words, str(tmp_path), "plain", folder=ROOT)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout + done.stderr
-    assert "a look fails" in printed
-    (line,) = [line for line in printed.splitlines() if "autotune is off" in line]
-    assert "on rank 1" in line
-    assert "it fails on purpose" in line
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert told == [{"plain": each["plain"]} for each in without_us]
 
 
 ACCELERATE = """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from bagua_training.data import (
     CachedDataset,
     CacheLoader,
-    CacheStatistics,
     buffered_store,
     log_store,
     node,
@@ -115,28 +112,6 @@ def test_workers_find_what_was_loaded_before_they_started(place: dict[str, Any])
     assert not cached.dataset.loaded[LENGTH - 1]
 
 
-def _epochs(place: dict[str, Any]) -> list[tuple[int, int]]:
-    # Ranks of a test are daemons; those of a job are not, and have workers.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    cached = CachedDataset(Squares(), **place)
-    sampler = DistributedSampler(cached)
-    loader = DataLoader(
-        cached, batch_size=5, sampler=sampler, num_workers=2, multiprocessing_context="fork"
-    )
-    found = []
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        list(loader)
-        torch.distributed.barrier()
-        found.append(tuple(cached.cache_loader.statistics))
-    return found
-
-
-def test_ranks_share_what_their_workers_loaded(two_ranks: RankPool, place: dict[str, Any]) -> None:
-    each = LENGTH // 2
-    assert two_ranks.run(_epochs, place) == [[(0, each), (each, each)]] * 2
-
-
 def _two_nodes(place: dict[str, Any]) -> int:
     loader = CacheLoader(**place)
     rank = torch.distributed.get_rank()
@@ -223,31 +198,6 @@ def test_a_server_that_goes_away_costs_loading_only(caplog: pytest.LogCaptureFix
         assert caplog.text.count("cache: it is back") == 1
         assert caplog.text.count("cache: it cannot be used") == 1
         assert max(squares.loaded.values()) == 2  # Once before, once after.
-
-
-@pytest.mark.skipif(not has_redis(), reason="no Redis")
-@pytest.mark.usefixtures("no_pauses")
-def test_workers_go_on_without_the_server_and_use_it_when_it_is_back() -> None:
-    with redis_server() as server:
-        cached = CachedDataset(Squares(), hosts=[server.host])
-        loader = DataLoader(
-            cached, 5, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
-        )
-
-        def read_while(number_of: dict[int, Callable[[], None]]) -> CacheStatistics:
-            """An epoch; what it added to the statistics."""
-            before = cached.cache_loader.statistics
-            for number, batch in enumerate(loader):
-                indices = torch.arange(5 * number, 5 * number + 5)
-                assert torch.equal(batch[:, 0], (indices * indices).float())
-                number_of.get(number, lambda: None)()
-            after = cached.cache_loader.statistics
-            return CacheStatistics(*(one - other for one, other in zip(after, before, strict=True)))
-
-        assert read_while({2: server.stop}).misses == LENGTH
-        assert read_while({3: server.start}).misses >= LENGTH // 4
-        read_while({})
-        assert read_while({}).hits >= LENGTH - 2 * 20  # Each worker may keep a buffer back.
 
 
 @pytest.mark.skipif(not has_redis(), reason="no Redis")

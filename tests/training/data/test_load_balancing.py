@@ -261,7 +261,8 @@ def test_a_new_epoch_has_new_batches_whoever_sets_it() -> None:
     sampler = samplers(lengths, 2)[0]
     batches = LoadBalancingDistributedBatchSampler(sampler, by_tokens(100, lengths))
     first = list(batches)
-    sampler.set_epoch(1)  # as Lightning does
+    assert isinstance(sampler, DistributedSampler)  # Or Lightning would put another in its place,
+    sampler.set_epoch(1)  # and not do this.
     assert list(batches) != first
     batches.set_epoch(0)
     assert list(batches) == first

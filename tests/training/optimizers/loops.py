@@ -69,13 +69,6 @@ class Replacing(LoopAdam):
         p.sub_(state["momentum"], alpha=group["lr"])
 
 
-class LoopLars(LoopAdam):
-    """LARS (You et al., 2017): the norms of a tensor and of its gradient decide."""
-
-    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        p.sub_(grad, alpha=group["lr"] * float(p.norm() / grad.norm()))
-
-
 class Noisy(LoopAdam):
     """Rounds at random, as some do for weights of few bits."""
 

@@ -50,24 +50,6 @@ class AggMo(Stranger):
             p.sub_(momentum, alpha=group["lr"] / 2)
 
 
-class Flat(Stranger):
-    """Its momentum has another shape than its parameter."""
-
-    def update(self, p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        if not state:
-            state["momentum"] = torch.zeros(p.numel())
-        state["momentum"].mul_(0.9).add_(p.grad.reshape(-1))  # type: ignore[union-attr]
-        p.sub_(state["momentum"].view_as(p), alpha=group["lr"])
-
-
-class Noting(Stranger):
-    """Weights are right, and a state is wrong that is used later."""
-
-    def update(self, p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        state["largest"] = p.grad.abs().max()  # type: ignore[union-attr]
-        p.sub_(p.grad, alpha=group["lr"])  # type: ignore[arg-type]
-
-
 class HalfWay(Stranger):
     """Changes weights, a state, a setting, itself and takes a random number, then raises."""
 

@@ -27,8 +27,6 @@ def made(optimizer: Any) -> Any:
     [
         (strangers.LaggedLars, r"it calls \.norm of a tensor, in line \d+ of strangers.py"),
         (strangers.AggMo, r"for beta in group\['betas'\]}` cannot be read"),
-        (strangers.Flat, r"it calls \.numel of a tensor"),
-        (strangers.Noting, r"it calls \.max of a tensor"),
         (strangers.HalfWay, "changes seen once for each parameter|rand_like"),
         (strangers.Counting, "it computes with the place of a parameter"),
         (strangers.Carrying, "scale may be of another parameter"),
