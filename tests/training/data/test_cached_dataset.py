@@ -84,7 +84,7 @@ def test_names_and_versions_do_not_mix(place: dict[str, Any]) -> None:
     one.store.clear()
 
 
-@pytest.mark.parametrize(("persistent", "way"), [(False, "fork"), (True, "spawn")])
+@pytest.mark.parametrize(("persistent", "way"), [(False, "fork"), (True, "forkserver")])
 def test_workers_share_what_they_loaded(place: dict[str, Any], persistent: bool, way: str) -> None:
     cached = CachedDataset(Squares(), **place, writer_buffer_size=1 if persistent else 20)
     loader = DataLoader(
