@@ -42,41 +42,6 @@ def _bucket(flatten: bool, alignment: int = 1) -> tuple[BaguaBucket, Backend]:
     return bucket, backend
 
 
-def _run(bucket: BaguaBucket, backend: Backend) -> torch.Tensor:
-    for tensor in reversed(bucket.tensors):
-        tensor.bagua_mark_communication_ready()
-    backend.wait_pending_comm_ops()
-    return torch.cat([tensor.detach() for tensor in bucket.tensors])
-
-
-def _sums(flatten: bool) -> dict[str, float]:
-    """By how much each way to sum up is wrong."""
-    _begin()
-    everything = torch.stack([_values(rank) for rank in range(dist.get_world_size())])
-    wrong = {}
-    for hierarchical in (False, True):
-        for average in (False, True):
-            for compression in (None, "MinMaxUInt8"):
-                bucket, backend = _bucket(flatten, alignment=4)
-                bucket.append_centralized_synchronous_op(
-                    hierarchical, average, scattergather=True, compression=compression
-                )
-                expected = everything.mean(0) if average else everything.sum(0)
-                found = _run(bucket, backend)
-                name = f"{hierarchical} {average} {compression}"
-                wrong[name] = float((found - expected).abs().max())
-    return wrong
-
-
-@pytest.mark.parametrize("flatten", [True, False])
-def test_every_way_to_sum_up(four_ranks: RankPool, flatten: bool) -> None:
-    for wrong in four_ranks.run(_sums, flatten):
-        assert len(wrong) == 8
-        for name, error in wrong.items():
-            # Eight bits of numbers below 3, of four ranks, twice.
-            assert error < (0.2 if "MinMaxUInt8" in name else 1e-6), name
-
-
 def _in_order() -> tuple[list[str], list[float]]:
     """What ran, in turn, where the second bucket was ready first; the sums it left."""
     _begin()
@@ -100,26 +65,6 @@ def _in_order() -> tuple[list[str], list[float]]:
 
 def test_buckets_run_in_their_order_whichever_is_ready_first(two_ranks: RankPool) -> None:
     assert two_ranks.run(_in_order) == [(["first", "second"] * 2, [36.0, 36.0])] * 2
-
-
-def _rounds() -> tuple[float, bool]:
-    """How far a bucket is off the mean, to which it has added while it was under way; whether
-    rounds are made after one rank has ended them."""
-    _begin()
-    bucket, backend = _bucket(flatten=True)
-    operation = bucket.append_asynchronous_model_average_op("all")
-    expected = torch.stack([_values(rank) for rank in range(dist.get_world_size())]).mean(0)
-    off = float((_run(bucket, backend) - expected).abs().max())
-    if dist.get_rank() == 0:
-        operation.abort()
-    _run(bucket, backend)
-    return off, operation.get_status()
-
-
-def test_rounds_end_on_all_ranks_together(two_ranks: RankPool) -> None:
-    for off, status in two_ranks.run(_rounds):
-        assert off < 1e-6
-        assert status is False
 
 
 def _mistakes() -> list[str]:

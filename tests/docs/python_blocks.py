@@ -52,7 +52,7 @@ COMPILED: tuple[tuple[str, str, str], ...] = (
     ("docs/extending.md", "# test_halving.py", "a file; tests/docs/test_first_changes.py"),
     ("docs/testbed.md", "from pathlib import Path", "root; tests/benchmarks/testbed"),
     ("docs/launching.md", "from bagua_client.launcher", "replaces torch's class for what follows"),
-    ("docs/launching.md", "model, optimizer, loader", "tests/integrations/test_frameworks.py"),
+    ("docs/launching.md", "model, optimizer, loader", "tests/integrations/scripts"),
     ("docs/deepspeed.md", "engine, optimizer", "deepspeed; in tests/integrations/scripts"),
     ("docs/deepspeed.md", "engine.reconfigure(", "deepspeed; tests/client/zero"),
     ("docs/lightning.md", "import lightning as L", "4 GPUs; tests/integrations/test_frameworks.py"),

@@ -1,4 +1,4 @@
-"""Accelerate, the Trainer of HF transformers and Lightning train with ours to the weights
+"""The Trainer of HF transformers, with Accelerate, and Lightning train with ours to the weights
 that they train to with torch's class: with buckets that are cut anew by hand, and tuned by a
 service, which here tries what a script says, so that all of it is tried whatever it brings.
 
@@ -19,25 +19,14 @@ from tests.integrations.lacking import needs
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = {
-    "accelerate_loops": ("accelerate",),
-    "lightning_fits": ("lightning",),
-    "trainer_loops": ("transformers", "accelerate"),
-}
-BY_HAND = {
-    # Each way to become ours once; what is done to a wrapper then does not depend on it.
-    Arm.NAMED: (
-        "accelerate_loops:accumulation",
-        "accelerate_loops:second_prepare",
-        "trainer_loops:default",
-        "trainer_loops:resumed",
-    ),
-    Arm.TUNED: (
-        "accelerate_loops:triggered",
-        "lightning_fits:fit",
-        "lightning_fits:resumed",
-    ),
-}
+PACKAGES = {"lightning_fits": ("lightning",), "trainer_loops": ("transformers", "accelerate")}
+BY_HAND = (
+    # Each way to become ours; what is done to a wrapper then does not depend on it.
+    ("trainer_loops:default", Arm.NAMED),
+    ("trainer_loops:resumed", Arm.TUNED),
+    ("lightning_fits:fit", Arm.NAMED),
+    ("lightning_fits:resumed", Arm.TUNED),
+)
 TRIED = (
     Configuration(first_bucket_bytes=2**20),
     Configuration(1500, channels=2),
@@ -46,11 +35,7 @@ TRIED = (
 )
 FEWEST_TRIED = 2
 """Of these, in the steps that a training has on a busy machine."""
-TUNED = (
-    ("accelerate_loops:unused_parameters", Arm.TUNED, 5),
-    ("trainer_loops:default", Arm.NAMED, 5),
-    ("lightning_fits:averaged", Arm.TUNED, 3),
-)
+TUNED = (("trainer_loops:default", Arm.TUNED, 5), ("lightning_fits:averaged", Arm.NAMED, 3))
 
 
 def case(scenario: str, arm: Arm, *more: object) -> object:
@@ -62,7 +47,7 @@ def case(scenario: str, arm: Arm, *more: object) -> object:
 
 @pytest.mark.parametrize(
     ("arm", "scenario"),
-    [case(scenario, arm) for arm, scenarios in BY_HAND.items() for scenario in scenarios],
+    [case(*each) for each in BY_HAND],
 )
 def test_buckets_are_recut_by_hand(arms: Arms, arm: Arm, scenario: str) -> None:
     for trained in arms.compare(arm, scenario):
@@ -80,13 +65,3 @@ def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: in
     words = {str(configuration) for configuration in TRIED}
     for trained in ranks:
         assert len(trained.configurations & words) >= FEWEST_TRIED
-
-
-@needs("accelerate")
-def test_what_a_recut_would_spoil_is_left_alone(arms: Arms) -> None:
-    scenario = "accelerate_loops:stateful_hook"
-    with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
-        ranks = arms.compare(Arm.NAMED, scenario, 2, service.url, cuts=1)
-    for trained in ranks:
-        assert trained.configurations == {str(TRIED[0])}
-        assert trained.refusals == set()

@@ -207,19 +207,6 @@ def test_where_no_groups_can_be_made_none_are_offered_and_those_asked_for_are_an
             assert "Leave device_id out" in message
 
 
-def _group_without_rank_1() -> str:
-    try:
-        Communicator(_world(), CPU).new_group([[0]])
-    except ValueError as error:
-        return str(error)
-    return "made"
-
-
-def test_a_rank_outside_the_partition_is_an_error(two_ranks: RankPool) -> None:
-    results = two_ranks.run(_group_without_rank_1)
-    assert results == ["made", "rank 1 is in no part of [[0]]"]
-
-
 def _held() -> tuple[int, int, int]:
     """Process groups, descriptors and threads of this process."""
     gc.collect()

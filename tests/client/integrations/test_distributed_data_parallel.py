@@ -185,17 +185,6 @@ def test_a_job_whose_own_hook_carries_the_buckets_begins_as_it_would(two_ranks: 
     assert two_ranks.run(_wrapped_with_a_hook_of_its_own) == [1, 1]
 
 
-def _error_of_an_unknown_algorithm() -> str:
-    with pytest.raises(ValueError) as caught:
-        DistributedDataParallel(_model(), algorithm="no such")
-    return str(caught.value)
-
-
-def test_an_unknown_algorithm_is_refused_in_words(two_ranks: RankPool) -> None:
-    for message in two_ranks.run(_error_of_an_unknown_algorithm):
-        assert "no algorithm named 'no such'" in message
-
-
 # Off is off
 
 OF_A_TUNING = tuple(

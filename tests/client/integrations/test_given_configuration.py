@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import verdict
-from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.layout import describe
 from bagua_client.torch_private import reducer as torchs
@@ -265,13 +264,3 @@ def test_a_tuning_is_asked_to_begin_with_it(two_ranks: RankPool, tmp_path: Path)
             expected = {knob: asked.to_json()[knob] for knob in body["knobs"]}
             assert body["begin_with"] == expected
             assert results[0][0] == []
-
-
-def test_a_file_written_by_hand_needs_the_configuration_only(tmp_path: Path) -> None:
-    path = tmp_path / "hand.json"
-    path.write_text('{"configuration": {"bucket_bytes": 4096}}')
-    file = ConfigurationFile.read(str(path))
-    assert file.configuration == Configuration(4096)
-    assert file.obstacle(describe([("w", torch.ones(2))])) == ""
-    assert file.is_in_order(())
-    assert file.differences({"backend": "gloo"}) == []

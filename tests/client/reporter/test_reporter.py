@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -54,11 +53,6 @@ def wait_for(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
-
-
-def _has_ended() -> bool:
-    """Whether no reporter's thread runs any more."""
-    return all(thread.name != "bagua-reporter" for thread in threading.enumerate())
 
 
 def command_of(reporter: Reporter) -> dict[str, Any]:
@@ -135,17 +129,6 @@ def test_a_service_that_takes_no_profiles_is_offered_none_again(
         assert len(service.bodies("PUT")) == 1  # it is not taken for an unknown job
 
 
-def test_refused_profiles_are_no_reason_not_to_offer_the_next(start: Start) -> None:
-    with ScriptedService([[SMALL]], refuses={"profiles": 422}) as service:
-        reporter = start(service)
-        for _ in range(MOST_REFUSALS - 1):
-            reporter.put(_recording(0))
-        wait_for(lambda: service.refused == MOST_REFUSALS - 1)
-        service.refuses.clear()
-        reporter.put(_recording(0))
-        wait_for(lambda: service.bodies("profiles"))
-
-
 def test_a_job_that_was_forgotten_when_a_profile_came_is_registered_anew(start: Start) -> None:
     with ScriptedService([[SMALL, LARGE]]) as service:
         reporter = start(service)
@@ -156,17 +139,6 @@ def test_a_job_that_was_forgotten_when_a_profile_came_is_registered_anew(start: 
         assert len(service.bodies("PUT")) == 2
         reporter.put(_recording(0))
         wait_for(lambda: service.bodies("profiles"))
-
-
-def test_a_job_that_ended_and_was_forgotten_is_not_registered_anew(start: Start) -> None:
-    with ScriptedService([[SMALL]]) as service:
-        reporter = start(service)
-        command_of(reporter)
-        service.forget()
-        reporter.close(60.0)
-        wait_for(_has_ended)
-        assert service.refused == 1
-        assert len(service.bodies("PUT")) == 1
 
 
 def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: Start) -> None:
@@ -183,37 +155,6 @@ def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: 
         assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
         kinds = [kind for kind, _ in service.requests[said:]]
         assert kinds == ["progress", "drift"], "how far it came under what it leaves, and why"
-
-
-def test_the_trials_of_another_round_are_counted_anew(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    with ScriptedService([[SMALL] * 21, [LARGE] * 11], steps=1) as service:
-        reporter = start(service)
-        for trial in range(21):
-            assert command_of(reporter)["trial"] == trial
-            tell(reporter, trial, trial + 1, [0.1])
-        assert command_of(reporter)["trial"] is None
-        tell(reporter, None, 22, [0.1] * WATCHED + [0.3] * WATCHED)
-        for trial in range(21, 32):
-            assert command_of(reporter)["trial"] == trial
-            tell(reporter, trial, trial + 1000, [0.3])
-        assert command_of(reporter)["trial"] is None
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    progress = [line.removeprefix("autotune: ") for line in said if " of at most " in line]
-    # Not a result: nothing is confirmed.
-    line = "trial {} of at most 60, best so far 1.25x, not confirmed"
-    assert progress == [line.format(count) for count in (10, 20, 10)]
-
-
-def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Start) -> None:
-    with ScriptedService([[SMALL]]) as service:
-        reporter = start(service)
-        tuned(reporter)
-        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * 500 + [0.1] * WATCHED)
-        drifts = wait_for(lambda: len(service.bodies("drift")) == 2 and service.bodies("drift"))
-        assert [drift["seconds"] for drift in drifts] == [pytest.approx(0.3), pytest.approx(0.1)]
-        assert reporter.take_command() is None
 
 
 def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:

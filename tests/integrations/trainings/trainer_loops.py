@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -18,10 +19,15 @@ from transformers import (
 )
 
 from tests.integrations.arms import Run, Trained
-from tests.integrations.trainings.accelerate_loops import forget_state
 from tests.integrations.trainings.recuts import Recuts
 
 TOKENS = 32
+
+
+def forget_state() -> None:
+    """Accelerate keeps its options for the life of a process, which here trains many times."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 class _Between(TrainerCallback):
