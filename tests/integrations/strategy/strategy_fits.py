@@ -43,8 +43,6 @@ EQUAL: dict[str, dict[str, Any]] = {
     "unused": {"kind": Partial, "strategy": {"find_unused_parameters": True}},
 }
 """Trainings whose weights must be those of ``strategy="ddp"``."""
-NAMED = ("bytegrad", "qadam")
-"""By their names in Lightning's registry; all train, by the strategy's argument, in RESUMED."""
 RESUMED: dict[str, dict[str, Any]] = {
     "bytegrad": {"error_feedback": True},
     "powersgd": {"start_powerSGD_iter": 3},
@@ -206,25 +204,6 @@ def check_count(place: Place) -> str:
     return "6 communications for 24 batches"
 
 
-def check_named(algorithm: str, place: Place) -> str:
-    """Each algorithm trains by its name."""
-    import bagua_client.lightning  # noqa: F401
-
-    seen = []
-
-    class Seen(place.lightning.Callback):  # type: ignore[misc,name-defined]
-        def on_train_start(self, trainer: Any, *_: Any) -> None:
-            seen.append(trainer.strategy.model.algorithm.name)
-
-    kind = WithQAdam if algorithm == "qadam" else Regression
-    trained = fit(place, f"bagua_{algorithm}", kind, callbacks=(Seen(),), max_steps=60)
-    assert seen == [algorithm]
-    losses = trained.values["losses"]
-    first, last = float(losses[2:10].mean()), float(losses[-10:].mean())
-    assert last < 0.7 * first, (first, last)
-    return f"loss {first:.3f} to {last:.3f}"
-
-
 def check_qadams_errors(place: Place) -> str:
     """Its two configuration errors, and another optimizer."""
     message = "Bagua QAdam can only accept one QAdamOptimizer and one LR Scheduler."
@@ -370,7 +349,6 @@ def check_reductions(place: Place) -> str:
 CHECKS: dict[str, Callable[[Place], str]] = {
     **{f"equals ddp: {name}": partial(check_equal, name) for name in EQUAL},
     "counted": check_count,
-    **{f"by name: {name}": partial(check_named, name) for name in NAMED},
     "qadam's errors": check_qadams_errors,
     **{f"resumed: {name}": partial(check_resumed, name) for name in RESUMED},
     "async": check_async,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 IN_BOTH = (
     "equals ddp: plain",
-    "by name: qadam",
+    "resumed: qadam",
     "fabric: resumed",
 )
 """The others would only show that Lightning is the same twice."""

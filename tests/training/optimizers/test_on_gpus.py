@@ -70,19 +70,3 @@ def test_replacing_the_step_uses_torchs_kernels(
     assert f"torch's own {way} kernels" in caplog.text
     steps(twins, "step")
     assert twins.fused_count == 0
-
-
-def test_a_scaler_skips_and_unscales() -> None:
-    twins = twins_of(LoopAdam, replace_step=True)
-    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
-    for is_finite in (True, False, True):
-        twins.backward()
-        scaler.scale(torch.ones((), device="cuda"))
-        factor = float(scaler.get_scale()) if is_finite else float("inf")
-        for parameter in twins.parameters()[0]:
-            parameter.grad *= factor
-        scaler.step(twins.fused)
-        scaler.update()
-        if is_finite:
-            twins.plain.step()
-        torch.testing.assert_close(*twins.parameters())
