@@ -6,7 +6,6 @@ import os
 import time
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from statistics import median
 from typing import Any
 
@@ -15,15 +14,10 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.integrations.distributed_data_parallel import tunable_of
-from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
-from bagua_client.tunable.tunable import Nobody
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
 SLOW_SECONDS = 0.02
-SLOW_CYCLES = 50_000_000
-"""Of a GPU, none of which has a faster clock than 2.5 GHz."""
 STEPS = 12
 
 
@@ -39,9 +33,7 @@ class _Model(torch.nn.Module):
             self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.is_slow and x.is_cuda:
-            torch.cuda._sleep(SLOW_CYCLES)  # type: ignore[no-untyped-call]
-        elif self.is_slow:
+        if self.is_slow:
             time.sleep(SLOW_SECONDS)
         for layer in self.layers[: self._used]:
             x = layer(x)
@@ -55,7 +47,6 @@ def _train(
     uses_all: bool = True,
     passes: int = 1,
     accumulates: bool = False,
-    device: str = "cpu",
 ) -> None:
     """Train until the tuning has ended.
 
@@ -64,14 +55,10 @@ def _train(
         slow_to_load: waits for its data before; the model then has buffers to be broadcast.
         passes: backward passes for each step of the optimizer.
         accumulates: only the last of them communicates.
-        device: on GPUs the ranks talk over NCCL.
     """
-    if device == "cuda":
-        torch.cuda.set_device(dist.get_rank())
-    group = dist.new_group(backend="nccl" if device == "cuda" else "gloo")
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    plain = _Model(slow_rank, uses_all, has_buffers=slow_to_load >= 0).to(device)
-    model = DistributedDataParallel(plain, process_group=group, find_unused_parameters=not uses_all)
+    plain = _Model(slow_rank, uses_all, has_buffers=slow_to_load >= 0)
+    model = DistributedDataParallel(plain, find_unused_parameters=not uses_all)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(2000):
         if dist.get_rank() == slow_to_load:
@@ -79,7 +66,7 @@ def _train(
         for number in range(passes):
             is_last = number == passes - 1
             with model.no_sync() if accumulates and not is_last else nullcontext():
-                model(torch.ones(2, 16, device=device)).backward()
+                model(torch.ones(2, 16)).backward()
         optimizer.step()
         optimizer.zero_grad()
         if not model.is_tuning:
@@ -129,50 +116,3 @@ def test_the_passes_of_a_step_compute_together(two_ranks: RankPool, accumulates:
     steps = _steps(two_ranks, slow_rank=1, passes=3, accumulates=accumulates)
     fast, slow = _medians(steps, "compute_seconds")
     assert slow - fast > 2 * SLOW_SECONDS
-
-
-class _Timing(Nobody):
-    def __init__(self, timer: StepTimer) -> None:
-        self._timer, self._steps = timer, count()
-
-    def computed(self) -> None:
-        self._timer.computed()
-
-    def reduced(self) -> None:
-        self._timer.tick(next(self._steps))
-
-
-def _times_on_the_gpu() -> tuple[list[StepTime], float]:
-    """Of a rank that computes longer in every other step; and how long the host took."""
-    device = torch.device("cuda", 0)
-    plain = _Model(slow_rank=-1).to(device)
-    model = DistributedDataParallel(plain, process_group=dist.new_group(backend="nccl"))
-    timer = StepTimer(clock_for(device))
-    assert model.reconfigure(model.configuration)
-    tunable = tunable_of(model)
-    tunable.attach()
-    tunable.report_to(_Timing(timer))
-    for _ in range(3):  # NCCL starts with the first, and buckets are cut anew
-        model(torch.ones(2, 16, device=device)).backward()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for step in range(10):
-        plain.is_slow = step % 2 == 1
-        model(torch.ones(2, 16, device=device)).backward()
-    host_seconds = time.perf_counter() - began
-    torch.cuda.synchronize()
-    return timer.drain()[-10:], host_seconds
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_computing_is_what_the_device_computed_and_nobody_waits_for_it() -> None:
-    pool = RankPool((1,))
-    try:
-        ((times, host_seconds),) = pool.run(_times_on_the_gpu)
-    finally:
-        pool.close()
-    computing = [time.compute_seconds or 0.0 for time in times]
-    assert min(computing[1::2]) >= SLOW_SECONDS
-    assert median(computing[::2]) < SLOW_SECONDS / 2
-    assert all(c <= time.seconds for c, time in zip(computing, times, strict=True))
-    assert host_seconds < sum(time.seconds for time in times)

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 import torch
 import torch.distributed as dist
 
-from tests.integrations.strategy.strategy_checks import CHECKS, check
 from tests.integrations.strategy.strategy_fits import Place
+from tests.integrations.strategy.strategy_loops import CHECKS, check
 from tests.ranks import RankFailure, RankPool
 
 VARIABLES = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from tests.integrations.trainings.lightning_modules import (
     WithTwoSchedulers,
     of,
 )
-from tests.upstream.runner import sync_batch_norm
 
 STEPS = 20
 TOLERANCE = 1e-6
@@ -39,7 +37,6 @@ EQUAL: dict[str, dict[str, Any]] = {
     "accumulation": {"flatten": True, "accumulate_grad_batches": 4, "gradient_clip_val": 0.01},
     "manual": {"kind": Adversaries, "strategy": {"find_unused_parameters": True}},
     "bf16": {"precision": "bf16-mixed", "strategy": {"bucket_cap_mb": 0.001}},
-    "sync_batchnorm": {"sync_batchnorm": True},
     "unused": {"kind": Partial, "strategy": {"find_unused_parameters": True}},
 }
 """Trainings whose weights must be those of ``strategy="ddp"``."""
@@ -122,8 +119,7 @@ def fit(
         enable_model_summary=False,
         **{"enable_checkpointing": False, "max_steps": STEPS, "max_epochs": -1, **options},
     )
-    with _sync_batch_norm(place, options.get("sync_batchnorm", False)):
-        trainer.fit(module, *loaders, ckpt_path=resume)
+    trainer.fit(module, *loaders, ckpt_path=resume)
     # Testing begins with rank 0's weights on all ranks.
     values = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
     values["losses"] = torch.tensor(module.losses)
@@ -136,16 +132,6 @@ def fit(
     predicted = trainer.predict(module, loaders[1])
     values["predicted"] = torch.cat(predicted).cpu()
     return Fitted(values)
-
-
-@contextmanager
-def _sync_batch_norm(place: Place, is_used: bool) -> Iterator[None]:
-    """PyTorch has that layer for accelerators only."""
-    with ExitStack() as stack:
-        used = is_used and place.accelerator == "cpu"
-        for replaced in sync_batch_norm.stand_ins() if used else ():
-            stack.enter_context(mock.patch.object(*replaced))
-        yield
 
 
 def difference(one: Fitted, other: Fitted) -> float:

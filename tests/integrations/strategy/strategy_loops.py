@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bagua_client.algorithms import QAdamOptimizer
+from tests.integrations.strategy import strategy_fits
 from tests.integrations.strategy.strategy_fits import TOLERANCE, Fitted, Place, difference
 from tests.integrations.trainings import regression
 
@@ -121,9 +124,18 @@ def check_paused(place: Place) -> str:
     return f"{rounds[1] - rounds[0]} rounds after it"
 
 
-CHECKS = {
+CHECKS: dict[str, Callable[[Place], str]] = {
+    **strategy_fits.CHECKS,
     "fabric equals ddp": check_equal,
     "fabric: qadam": check_qadam,
     "fabric: resumed": check_resumed,
     "fabric: paused": check_paused,
 }
+"""All that is checked of our strategies, by name; on two CPU ranks, or on two GPUs."""
+
+
+def check(name: str, place: Place) -> str:
+    """On each rank."""
+    found = CHECKS[name](place)
+    dist.barrier()  # What one rank has written, another may still read.
+    return found

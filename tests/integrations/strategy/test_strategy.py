@@ -8,8 +8,8 @@ import pytest
 
 from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
-from tests.integrations.strategy.strategy_checks import CHECKS, check
 from tests.integrations.strategy.strategy_fits import Place
+from tests.integrations.strategy.strategy_loops import CHECKS, check
 
 pytestmark = pytest.mark.slow
 
