@@ -141,17 +141,6 @@ def test_what_cannot_be_compressed_is_refused(chunks: torch.Tensor, says: str) -
         compress(chunks)
 
 
-def test_several_sums_are_made_at_once() -> None:
-    chunks = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
-    packed = compress(chunks)
-    together = decompress(packed, torch.empty(3, 100), 2.0)
-    for number, rows in enumerate(packed.chunk(3)):
-        assert torch.equal(together[number], decompress(rows, torch.empty(100), 2.0))
-    assert torch.equal(
-        decompress(packed, torch.empty(6, 100))[4], decompress(packed[4:5], torch.empty(100))
-    )
-
-
 @given(
     st.integers(1, 3),
     st.integers(1, 3 * TILE_ELEMENTS),

@@ -98,7 +98,6 @@ OF_ANY = [
 OF_REPLICATED = [
     Fault(torchs, "has_reducer"),
     Fault(torchs, "has_reducer", SIZE),
-    Fault(torchs, "has_reducer", CHANNELS),
     Fault(torchs, "has_reducer", CHECKED),
     Fault(torchs, "has_reducer", GIVEN),
     Fault(torchs, "has_reducer", later=True),
@@ -108,7 +107,6 @@ OF_REPLICATED = [
     Fault(torchs, "leaves_first_step_out", later=True),
     Fault(torchs, "caps_of"),
     Fault(torchs, "caps_of", CHANNELS),
-    Fault(torchs, "caps_of", CHECKED),
     Fault(torchs, "caps_of", GIVEN),
     Fault(wrapping, "caps_of"),
     Fault(offer, "knows_parameters"),

@@ -87,7 +87,6 @@ def test_a_document_is_what_it_was() -> None:
     ("talk", "kind", "says"),
     [
         (saying("503 Busy"), ServiceUnavailable, "answered 503"),
-        (saying("429 Slowly"), ServiceUnavailable, "answered 429"),
         (saying("500 Oops", b"Traceback"), ServiceUnavailable, "answered 500"),
         (saying("401 No", b'{"detail": "wrong"}'), ServiceDenied, "wrong.*BAGUA_AUTOTUNE_TOKEN"),
         (saying("403 No", b'{"detail": "not this host"}'), ServiceDenied, "not this host"),
@@ -171,7 +170,6 @@ def test_without_a_token_it_says_that_one_is_wanted() -> None:
         ("http://127.0.0.1:1", None, ServiceUnavailable, "nothing listens"),
         ("http://nowhere.invalid", None, ServiceUnavailable, "no host with that name"),
         ("127.0.0.1:8123", None, ServiceRefused, "like http://host:8123"),
-        ("not an address", None, ServiceRefused, "like http://host:8123"),
         ("http://host:99999999", None, ServiceRefused, "like http://host:8123"),
         (f"http://{'a' * 70}.example", None, ServiceRefused, "like http://host:8123"),
         ("http://127.0.0.1:1", "t\u00f6\u20ac", ServiceRefused, "BAGUA_AUTOTUNE_TOKEN"),
