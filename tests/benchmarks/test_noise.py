@@ -10,10 +10,9 @@ from statistics import fmean, median, stdev
 import pytest
 
 from bagua_simulator.cases import cases as known_cases
-from bagua_wire.configuration import Configuration
 from benchmarks.support.noise.cases import MODELS, OddSimulator, cases, drawn_case
 from benchmarks.support.noise.figures import figures
-from benchmarks.support.noise.tunings import Setting, settings, tune
+from benchmarks.support.noise.tunings import Setting, tune
 from benchmarks.support.noise.weather import (
     BAD_STEPS,
     BLOCK_STEPS,
@@ -37,9 +36,9 @@ def logs(climate: Climate, visits: int, steps: int) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("climate", CLIMATES, ids=lambda climate: climate.name)
-def test_equal_seeds_give_equal_weather(climate: Climate) -> None:
-    assert logs(climate, 2, 20) == logs(climate, 2, 20)
+def test_equal_seeds_give_equal_weather() -> None:
+    for climate in CLIMATES:
+        assert logs(climate, 2, 20) == logs(climate, 2, 20), climate.name
 
 
 def test_visits_differ_by_what_the_climate_says() -> None:
@@ -72,14 +71,6 @@ def test_bad_moments_are_of_ten_steps_at_twice_the_time() -> None:
     assert factors.count(2.0) / len(factors) == pytest.approx(share, rel=0.15)
 
 
-def test_heavy_tails_reach_further_and_weigh_the_same() -> None:
-    def beyond(climate: Climate) -> float:
-        (found,) = logs(climate, 1, 20_000)
-        return fmean(value < -5 * climate.inside for value in found)  # nobody is early
-
-    assert beyond(Climate("")) < 1e-4 < 1e-3 < beyond(Climate("", is_heavy=True))
-
-
 def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> None:
     def alike(climate: Climate) -> float:
         (visit,) = logs(climate, 1, 2000)
@@ -89,11 +80,6 @@ def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> 
 
     assert alike(Climate("")) < 0.1
     assert alike(Climate("", autocorrelation=0.8)) > 0.5
-
-
-def test_a_drift_slows_the_job_down() -> None:
-    weather = Weather(Climate("", inside=0.0, drift=0.1), seed=0)
-    assert median(weather.factor(300) for _ in range(9)) == pytest.approx(1.1)
 
 
 def test_the_cases_are_of_models_that_the_search_was_not_made_on() -> None:
@@ -113,31 +99,6 @@ def test_drawn_jobs_are_the_same_for_the_same_seed_only() -> None:
         assert drawn_case(seed, number).simulator.tensors != drawn_case(1, 0).simulator.tensors
     kinds = [drawn_case(1, number).kind for number in range(4)]
     assert kinds == ["simulator's truth, drawn", "odd truth, drawn"] * 2
-
-
-def test_some_drawn_jobs_gain_nothing_and_some_need_one_knob_or_another() -> None:
-    drawn = [drawn_case(1, number).simulator for number in range(60)]
-    quick = [simulator for simulator in drawn if len(simulator.tensors) < 60]
-    found = [truth(simulator) for simulator in quick]
-
-    def costs_of_default(times: dict[Configuration, float], *knobs: str) -> float:
-        """By how much the best with these knobs as they are by default is slower."""
-        default = next(iter(times))
-        kept = [t for c, t in times.items() if all(c[knob] == default[knob] for knob in knobs)]
-        return min(kept) / min(times.values()) - 1
-
-    assert sum(costs_of_default(times, *next(iter(times))) < 0.02 for times in found) >= 2
-    assert sum(costs_of_default(times, "channels") > 0.05 for times in found) >= 2
-    assert sum(costs_of_default(times, "bucket_bytes") > 0.05 for times in found) >= 2
-    assert sum(costs_of_default(times, "hierarchical") > 0.05 for times in found) >= 2
-
-
-def test_half_of_the_jobs_are_drawn_and_all_meet_every_climate() -> None:
-    asked = settings(tunings=10, draw=3)
-    assert [setting.draw for setting in asked].count(3) == len(asked) / 2
-    for climate in CLIMATES:
-        own = [setting for setting in asked if setting.climate == climate]
-        assert len({(setting.draw, setting.problem) for setting in own}) == 10
 
 
 @pytest.mark.parametrize("draw", [None, 1])

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.rates import show_cluster
 from benchmarks.support.rates import limit
 from benchmarks.support.rates.cluster import Load, measure
-from benchmarks.support.rates.scrapes import PASTS, Past, measure_past
+from benchmarks.support.rates.scrapes import PASTS, measure_past
 from tests.autotune.store.postgresql import find_binaries
 
 pytestmark = pytest.mark.slow
@@ -46,9 +46,9 @@ def test_one_process_takes_reports_and_is_judged_by_its_database(
     assert 0 < rate.median_ms <= rate.p99_ms
 
 
-@pytest.mark.parametrize(("past", "shown"), list(zip(PASTS, (3, 3, 22), strict=True)))
-def test_a_store_of_jobs_that_are_over_is_scraped(past: Past, shown: int) -> None:
-    found = measure_past(past, jobs=20, live=2, scrapes=2)
+@pytest.mark.parametrize(("place", "shown"), [(0, 3), (-1, 22)])
+def test_a_store_of_jobs_that_are_over_is_scraped(place: int, shown: int) -> None:
+    found = measure_past(PASTS[place], jobs=20, live=2, scrapes=2)
     assert found.shown == shown, "one of them has just ended"
     assert min(found.first_ms, *found.still_ms, *found.changed_ms) > 0
     assert (len(found.still_ms), len(found.changed_ms)) == (2, 2)

@@ -9,7 +9,7 @@ import pytest
 from bagua_simulator import Simulator
 from benchmarks.support.noise.cases import cases
 from benchmarks.support.noise.figures import of_searches
-from benchmarks.support.noise.rivals import RIVALS, SWITCH_COSTS_STEPS, VISIT_STEPS, Road
+from benchmarks.support.noise.rivals import RIVALS, SWITCH_COSTS_STEPS, Road
 from benchmarks.support.noise.tunings import Setting, tune
 from benchmarks.support.noise.weather import CLIMATES, Climate
 
@@ -32,22 +32,14 @@ class Watched(Road):
         return self.seconds[-1]
 
 
-@pytest.mark.parametrize("name", ["halving", "gp-ei", "optuna-tpe"])
-@pytest.mark.parametrize("place", [0, 4])  # without nodes of several ranks, and with
+# Without nodes of several ranks, and with.
+@pytest.mark.parametrize(("name", "place"), [("halving", 0), ("gp-ei", 4), ("optuna-tpe", 0)])
 def test_a_rival_keeps_the_best_that_it_saw_and_spends_no_more(name: str, place: int) -> None:
     simulator = cases()[place].simulator
     road = Watched(simulator, STEPS)
     kept = RIVALS[name](road, 1)
     assert STEPS / 2 < road.spent <= STEPS
     assert simulator.step_seconds(kept) <= 1.001 * min(road.seconds)
-
-
-@pytest.mark.parametrize("name", ["halving", "gp-ei", "optuna-tpe"])
-def test_a_rival_without_steps_keeps_the_default(name: str) -> None:
-    simulator = cases()[0].simulator
-    road = Watched(simulator, SWITCH_COSTS_STEPS + VISIT_STEPS - 1)
-    assert RIVALS[name](road, 1)["bucket_bytes"] == simulator.default["bucket_bytes"]
-    assert road.spent == 0
 
 
 def test_rivals_stand_beside_ours_in_the_table() -> None:

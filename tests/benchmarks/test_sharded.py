@@ -53,18 +53,6 @@ def test_of_micro_batches_it_is_swept_what_travels_in_which(
     assert [arm["configuration"]["kept_units"] for arm in narrow] == [0, 12]
 
 
-def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = ["--gpus", "0", "1", "2", "3", "--hosts", "2", "--allow", "quantized"]
-    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
-    _, narrow = sharded.swept(12, sharded.arguments())
-    names = [arm["name"] for arm in narrow]
-    assert len(set(names)) == len(names) == 16
-    ways = [arm["configuration"].get("hierarchical", "off") for arm in narrow]
-    assert ways == ["off", "shards"] * 8
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [

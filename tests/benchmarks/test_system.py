@@ -29,8 +29,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"--overlap-grad-reduce": "on", "--ddp-bucket-size": "1500"},
+        {"--ddp-bucket-size": "1500"},
         {"--overlap-grad-reduce": "on", "--overlap-param-gather": "on", "--kept-layers": "2"},
     ],
 )

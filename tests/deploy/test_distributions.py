@@ -126,43 +126,6 @@ def test_the_installed_wheel_has_its_command_and_its_page(wheel: Path, tmp_path:
     assert Path(run(python, "-c", LOOK, folder=tmp_path)).is_relative_to(packages)
 
 
-def _bagua_s_wheel(folder: Path) -> Path:
-    """A distribution that owns a package ``bagua``, as PyPI has several."""
-    made = folder / "bagua-0.9.2-py3-none-any.whl"
-    with zipfile.ZipFile(made, "w") as archive:
-        archive.writestr("bagua/__init__.py", "__version__ = 'their own'\n")
-        archive.writestr("bagua/torch_api/__init__.py", "")
-        about = "bagua-0.9.2.dist-info"
-        archive.writestr(
-            f"{about}/METADATA", "Metadata-Version: 2.1\nName: bagua\nVersion: 0.9.2\n"
-        )
-        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr(f"{about}/WHEEL", tags)
-        archive.writestr(f"{about}/RECORD", "".join(f"{n},,\n" for n in archive.namelist()))
-    return made
-
-
-def test_an_installed_bagua_is_left_whole(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    code = "import bagua; print(bagua.__version__, bagua.__file__)"
-
-    def files() -> dict[str, str]:
-        folder = Path(run(python, "-c", code, folder=tmp_path).split(" ")[-1]).parent
-        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
-
-    run(*pip, "install", "--no-index", _bagua_s_wheel(tmp_path), folder=tmp_path)
-    before = files()
-    assert sorted(before) == ["__init__.py", "torch_api/__init__.py"]
-    run(*pip, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
-    assert run(python, "-c", code, folder=tmp_path).startswith("their own ")
-    assert files() == before
-    run(*pip, "uninstall", "--yes", "bagua-autotune", folder=tmp_path)
-    assert files() == before
-    assert run(python, "-c", code, folder=tmp_path).startswith("their own ")
-
-
 def test_every_pinned_version_takes_the_oldest_python_that_the_readme_names() -> None:
     (oldest,) = re.findall(r"With Python (3\.\d+) or newer", (ROOT / "README.md").read_text())
     pins = [Requirement(line) for line in PINS.read_text().splitlines() if line[:1] not in "#"]

@@ -130,10 +130,6 @@ def found(copy: Path) -> dict[str, Any]:
     return result
 
 
-def test_it_takes_an_entry_what_carries_it_out_and_a_line_for_its_contract() -> None:
-    assert len(re.findall(r"^\+\+\+ ", DIFF, re.MULTILINE)) == 3
-
-
 def test_it_is_offered_and_the_service_takes_it(found: dict[str, Any]) -> None:
     registration = found["registration"]
     assert registration["knobs"]["padding"] == {"type": "categorical", "values": [0, 512, 4096]}

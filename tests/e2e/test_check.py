@@ -97,33 +97,18 @@ def test_a_training_with_our_own_class_is_measured_too() -> None:
     assert 0 < found["exposed_seconds"] <= found["communication_seconds"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "seen"),
-    [
-        ("debugs", (r"torch\.distributed\.get_debug_level\(\) is DETAIL",)),
-        (
-            "hindered",
-            (
-                r"all parameters got a gradient in each of \d+ backward passes",
-                r"torch\._dynamo\.config\.optimize_ddp is off, and torch\.compile was used",
-            ),
-        ),
-    ],
-)
-def test_what_hinders_a_job_in_silence_is_told_with_its_source(
-    kind: str, seen: tuple[str, ...]
-) -> None:
-    done = check("--steps", "5", *training(kind))
+def test_what_hinders_a_job_in_silence_is_told_with_its_source() -> None:
+    seen = (
+        r"all parameters got a gradient in each of \d+ backward passes",
+        r"torch\._dynamo\.config\.optimize_ddp is off, and torch\.compile was used",
+    )
+    done = check("--steps", "5", *training("hindered"))
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stdout.splitlines() if line.startswith("Warning: ")]
     told = r"\(all ranks\)\. What it does: .*\. What to do: .*\. Source: https://\S+"
     for sentence in seen:
         assert sum(bool(re.fullmatch(rf"Warning: .*: {sentence} {told}", w)) for w in warnings) == 1
     assert len(warnings) == len(seen)
-
-
-def test_unused_parameters_that_there_are_hinder_nobody() -> None:
-    assert figures("--steps", "5", *training("leaves-out"))["hindrances"] == []
 
 
 def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
@@ -153,17 +138,10 @@ def test_what_it_costs_to_communicate_in_each_backward_pass_is_told(kind: str, a
     assert re.search(advice, line), line
 
 
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (["--", sys.executable, "-c", ""], "made no step of a PyTorch optimizer"),
-        (["--", "no-such-command"], "cannot be started: No such file or directory"),
-    ],
-)
-def test_what_cannot_be_measured_is_told(command: list[str], sentence: str) -> None:
-    done = check("--steps", "5", *command)
+def test_what_cannot_be_measured_is_told() -> None:
+    done = check("--steps", "5", "--", sys.executable, "-c", "")
     assert done.returncode == 1
-    assert sentence in done.stderr
+    assert "made no step of a PyTorch optimizer" in done.stderr
     assert done.stdout == ""
 
 

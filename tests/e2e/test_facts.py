@@ -1,13 +1,11 @@
-"""What is known of a job is the same wherever it is read: page, terminal, API, Prometheus, log.
+"""What is known of a job is the same wherever it is read: page, terminal, API, Prometheus.
 
-Five jobs are tuned over HTTP by the real tuner; each place is read as its reader would, and every
+Four jobs are tuned over HTTP by the real tuner; each place is read as its reader would, and every
 number that it shows must be the API's, to the digits that it shows.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 import subprocess
 import sys
@@ -30,11 +28,6 @@ from bagua_autotune.api import v2
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
-from bagua_client import Configuration, Tuning
-from bagua_client.reporter.conversation import told_of
-from bagua_client.result_line import write_result_line
-from bagua_client.service.client import ServiceClient
-from bagua_wire.configuration import Value
 from bagua_wire.words import describe
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
@@ -46,7 +39,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]
 
-JOBS = ("finished", "being-tuned", "nothing-faster", "drifted", "silent")
+JOBS = ("finished", "being-tuned", "drifted", "silent")
 # So long ago that the page warns, and not yet so long that the job is lost.
 SILENT_SECONDS = 120.0
 QUICK = {
@@ -61,11 +54,6 @@ FACTS = (
 UNITS = {"s": 1.0, "ms": 1e3, "µs": 1e6}
 NUMBER = r"[\d,]*\.?\d+"
 Facts = dict[str, str | None]
-
-
-def even(_configuration: Mapping[str, Value]) -> float:
-    """Seconds of a step, whatever is in force."""
-    return 0.2
 
 
 @contextmanager
@@ -93,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[ServeProcess]:
-    """That knows the five jobs."""
+    """That knows the four jobs."""
     database = folder / "facts.db"
     few: dict[str, Any] = {"limits": {"max_samples": 6, "warmup_seconds": 0, "max_rounds": 1}}
     with ServeProcess(database, **QUICK) as running:
@@ -103,7 +91,6 @@ def service(folder: Path) -> Iterator[ServeProcess]:
             return DrivenJob(running.url, job_id, **few, **changes)
 
         driven("finished").finish()
-        driven("nothing-faster", step_seconds=even).finish()
         drifted = driven("drifted")
         drifted.finish()
         drifted.drift(2.0)
@@ -248,27 +235,6 @@ def of_metrics(url: str, job_id: str) -> dict[str, Any]:
     }
 
 
-def of_training(url: str, job_id: str, folder: Path) -> dict[str, Any]:
-    """The line that the training writes for scripts, from what its client is told."""
-    service = ServiceClient(url, job_id)
-    overview = requests.get(f"{url}/api/v2/jobs/{job_id}/overview", timeout=30).json()
-    default = overview["default_configuration"]
-    state = service.state()
-    told = told_of(state, default)
-    best = told.pop("best", None)
-    tuning = Tuning(
-        configuration=Configuration.from_json(state.configuration),
-        default=Configuration.from_json(default),
-        best=Configuration.from_json(best) if best else None,
-        job=job_id,
-        rank=0,
-        **told,
-    )
-    path = folder / f"{job_id}.jsonl"
-    write_result_line(str(path), tuning)
-    return dict(json.loads(path.read_text()))
-
-
 def _speedup(text: str) -> Facts:
     times = re.search(rf"({NUMBER})x", text)
     interval = re.search(rf"({NUMBER}) to ({NUMBER})", text)
@@ -323,37 +289,3 @@ def test_every_fact_is_the_same_wherever_it_is_read(
     for name in FACTS:
         if isinstance(known[name], (int, float)) and name != "last heard of":
             assert scraped[name] == pytest.approx(known[name]), name
-
-
-@pytest.mark.parametrize("job_id", JOBS)
-def test_the_logs_tell_the_same(service: ServeProcess, folder: Path, job_id: str) -> None:
-    known = of_api(service.url, job_id)
-    line = of_training(service.url, job_id, folder)
-    is_over = known["result"] is not None
-    assert line["state"] == ("finished" if is_over else "tuning")
-    assert line["configuration"]["bucket_bytes"] == known["configuration"]["bucket_bytes"]
-    assert line["speedup"] == known["speed-up"]
-    assert line["trials"] == known["trials"]
-    if is_over:
-        assert (line["low"], line["high"]) == (known["low"], known["high"])
-        assert line["steps"] == known["steps"]
-        assert line["cost_steps"] == pytest.approx(known["cost"])
-        assert line["summary"] == known["result"]["summary"]
-        # And the service's own log says how it ended.
-        assert f"job {job_id} ({job_id}): {line['summary']}" in service.log()
-    log = folder / f"bagua_autotune_{job_id}.csv"
-    if job_id != "silent":  # it was told of another process
-        with log.open() as file:
-            assert len(list(csv.DictReader(file))) == known["trials"]
-
-
-def test_the_jobs_stand_as_they_are_called(service: ServeProcess) -> None:
-    """So that the facts above are of five kinds of jobs."""
-    known = {job_id: of_api(service.url, job_id) for job_id in JOBS}
-    assert known["finished"]["reason code"] == known["drifted"]["reason code"] == "winner"
-    assert known["nothing-faster"]["reason code"] == "nothing_faster"
-    assert known["being-tuned"]["phase"] == known["silent"]["phase"] == "confirming"
-    drifted = known["drifted"]
-    assert drifted["step now"] == pytest.approx(0.4)
-    assert drifted["best's step"] < 0.3
-    assert time.time() - known["silent"]["last heard of"] > SILENT_SECONDS - 60

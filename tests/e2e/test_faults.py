@@ -68,10 +68,9 @@ def nonsense(status: int, body: bytes, seconds: float = 0.0, port: int = 0) -> I
         server.shutdown()
 
 
-def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_was(
+def test_a_service_that_comes_late_dies_and_raves_comes_back_and_tuning_resumes_where_it_was(
     service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
 ) -> None:
-    service.start()
     steps_file = tmp_path / "steps"
 
     def steps() -> int:
@@ -83,6 +82,8 @@ def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_wa
 
     pool = tuned_ranks(service.url, (2,), BAGUA_AUTOTUNE_SERVER_WAIT_TIME="0.5")
     training = begin(pool, 20000, True, str(steps_file))
+    wait_until(lambda: steps_file.exists() and steps() > 30, "30 steps")
+    service.start()
     wait_until(lambda: bool(service.job()) and len(service.trials()) >= 4, "the fourth trial")
     before = service.trials()
     service.kill()
@@ -117,18 +118,6 @@ def _as_measured(trial: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in trial.items() if key != "speedup"}
 
 
-def test_a_service_that_comes_late_is_found(
-    service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
-) -> None:
-    steps_file = tmp_path / "steps"
-    training = begin(tuned_ranks(service.url, (2,)), 5000, True, str(steps_file))
-    wait_until(lambda: steps_file.exists() and int(steps_file.read_text()) > 30, "30 steps")
-    service.start()
-    reports = training.result()
-    check(reports)
-    assert service.job()["state"] == "finished"
-
-
 @pytest.fixture(scope="module")
 def raving() -> Iterator[tuple[int, RankPool]]:
     """A port, and two ranks that take what listens there for their service."""
@@ -143,8 +132,6 @@ def raving() -> Iterator[tuple[int, RankPool]]:
     ("status", "body", "seconds"),
     [
         pytest.param(500, b"Traceback (most recent call last)", 0.0, id="server error"),
-        pytest.param(404, b"default backend", 0.0, id="another server"),
-        pytest.param(200, b"\x00\xff not JSON", 0.0, id="garbage"),
         pytest.param(
             200, b'{"trial": {"index": "x"}, "result": [], "progress": 3}', 0.0, id="shape"
         ),
@@ -158,11 +145,7 @@ def raving() -> Iterator[tuple[int, RankPool]]:
                 0.0,
                 id=name,
             )
-            for name, text in (
-                ("a knob out of its domain", b'{"bucket_bytes": -5, "sorcery": true}'),
-                ("channels nobody has", b'{"bucket_bytes": 4096, "channels": 3}'),
-                ("buckets of another model", b'{"bucket_bytes": 4096, "buckets": [5, 1]}'),
-            )
+            for name, text in (("channels nobody has", b'{"bucket_bytes": 4096, "channels": 3}'),)
         ),
         pytest.param(401, b'{"detail": "wrong token"}', 0.0, id="refused"),
     ],

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-
-from tests.e2e.conftest import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -89,39 +85,3 @@ def test_a_smoke_cell_is_tuned_swept_and_run_off(start: Start, tmp_path: Path) -
     goals = json.loads((tmp_path / "gain.json").read_text())["goals"]
     assert {goal["number"] for goal in goals} == {1, 2, 3, 4, 5}
     assert "tuned over the sweep's best" in printed
-
-
-def _is_rank(process: psutil.Process) -> bool:
-    """Not torchrun, whose words name the program too."""
-    try:
-        words = process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
-    return len(words) > 2 and words[1] == "-u" and words[2].endswith("tune.py")
-
-
-def _interrupted(start: Start) -> tuple[subprocess.Popen[str], str, list[psutil.Process]]:
-    """A bench that got Ctrl-C when its ranks had started, what it printed, and what it started."""
-    run = start("--ranks-per-node", "1")
-    bench = psutil.Process(run.pid)
-
-    def has_ranks() -> bool:
-        return sum(map(_is_rank, bench.children(recursive=True))) == 2
-
-    wait_until(lambda: run.poll() is not None or has_ranks(), "the start of the ranks", 100)
-    processes = bench.children(recursive=True)
-    assert len(processes) >= 2, run.communicate()[0]
-    run.send_signal(signal.SIGINT)
-    return run, run.communicate(timeout=30)[0], processes
-
-
-def test_an_interrupted_bench_leaves_no_process(start: Start, tmp_path: Path) -> None:
-    try:
-        run, printed, processes = _interrupted(start)
-    except subprocess.TimeoutExpired:
-        # Seen once in thirteen runs, on a busy machine; the cause is not known.
-        run, printed, processes = _interrupted(start)
-    assert run.returncode == 1
-    assert "interrupted; --resume goes on" in printed
-    wait_until(lambda: not any(process.is_running() for process in processes), "their end", 20)
-    assert not list(tmp_path.glob("*.json"))

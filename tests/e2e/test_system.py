@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from bagua_autotune.store import Store
 from bagua_autotune.views import Overviews
 from bagua_runs.job import Job
-from bagua_runs.outcomes import Metric, StepTimes
+from bagua_runs.outcomes import StepTimes
 from tests import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -73,14 +72,6 @@ def test_our_client_is_known_and_begins_on_the_channels_that_are_tried() -> None
     assert outcome.score is not None, outcome
     assert (measure.facts["backend"], measure.facts["has_client"]) == ("gloo", True)
     assert any("2 channels" in line for line in outcome.last_lines)
-
-
-def test_a_number_in_the_output_is_the_speed_and_ends_an_endless_training() -> None:
-    measure = Metric(re.compile(r"samples/s: ([0-9.]+)"), most_matches=2)
-    outcome = Job(command(ENDLESS, "stock"), measure, lambda: False)({"FAST": "1"}, 60)
-    assert outcome.score == 400.0, outcome
-    assert (measure.facts["backend"], measure.facts["has_client"]) == ("gloo", False)
-    assert_nothing_is_left()
 
 
 def test_a_training_that_is_too_short_is_told() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bagua_autotune.model.job import Limits
@@ -34,6 +34,7 @@ class Job:
         clock: passes by ``run_seconds`` in each run.
         left: it is interrupted in the run behind so many.
         fails: with some settings.
+        meanwhile: what happens in the run behind so many.
     """
 
     clock: Clock
@@ -41,8 +42,11 @@ class Job:
     run_seconds: float = 20.0
     fails: bool = True
     made: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def __call__(self, changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        if len(self.made) in self.meanwhile:
+            self.meanwhile.pop(len(self.made))()
         self.clock.now += self.run_seconds
         if self.left <= 0:
             raise Interrupted

@@ -93,17 +93,10 @@ def test_a_file_is_given_as_a_copy_and_kept_if_asked(folder: Path) -> None:
     assert list((folder.parent / "tmp").iterdir()) == []
 
 
-def test_a_result_that_could_not_be_written_is_refused_before_the_first_run(folder: Path) -> None:
-    done = system(folder, ["--set", "TUNED=1,2", "--output", str(folder / "none" / "runs.json")])
-    assert done.returncode == 2
-    assert f"--output: there is no folder {folder / 'none'}" in done.stderr
-    assert runs(folder) == []
-
-
 def test_without_keep_the_keys_are_named_and_variables_are_set(folder: Path) -> None:
     (folder.parent / "ds.json").write_text("{}")
     done = system(
-        folder, ["--json", "ds.json:zero.fast=true,false", "--runs", "8"], "--config", "ds.json"
+        folder, ["--json", "ds.json:zero.fast=true,false", "--runs", "6"], "--config", "ds.json"
     )
     assert done.returncode == 0, done.stderr
     assert "in ds.json:zero.fast=true" in done.stderr
@@ -128,12 +121,6 @@ def test_lack_of_memory_is_an_outcome_and_a_bound(folder: Path) -> None:
     sizes = [(int(run["settings"]["--kept-layers"]), run["settings"].get("TUNED")) for run in short]
     for place, (size, other) in enumerate(sizes):
         assert not any(size >= a and other == b for a, b in sizes[:place]), sizes
-
-
-def test_a_job_that_has_no_memory_as_it_is_says_so(folder: Path) -> None:
-    done = system(folder, ["--arg", "--kept-layers=0,32"], "--kept-layers=32", limit_kib=2_000_000)
-    assert done.returncode == 1
-    assert "the job fails with your own settings: ran out of memory: MemoryError" in done.stderr
 
 
 def test_a_preset_searches_its_settings_and_says_what_it_leaves_out(folder: Path) -> None:

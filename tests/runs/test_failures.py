@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_runs.job import LAST_LINES, kills_of_the_system, lack_of_memory
+from bagua_runs.job import LAST_LINES, lack_of_memory
 from bagua_runs.outcomes import Outcome, Run
 from bagua_runs.places import EnvironmentVariable
 from bagua_runs.search import Failures, SystemSearch
@@ -69,13 +69,6 @@ def test_what_fitted_before_is_not_to_blame() -> None:
     found = ruled_out(*runs)
     assert at(16, 1, 2) not in found
     assert at(1, 8, 1) in found
-
-
-def test_what_fitted_is_tried_again_whatever_failed() -> None:
-    runs = [run(SHORT, 4, 1, 1), run(SHORT, 4, 1, 2), run(FITS, 8, 1, 1)]
-    found = ruled_out(*runs)
-    assert at(8, 1, 1) not in found
-    assert at(4, 1, 1) in found
 
 
 def test_other_failures_say_nothing_of_larger_values() -> None:
@@ -186,10 +179,6 @@ def test_sigkill_is_lack_of_memory_only_if_the_kernel_killed_for_it(
     assert lack_of_memory(lines, code, 1) == "killed by the kernel for lack of memory"
     assert lack_of_memory(lines, code, 0) == ""
     assert lack_of_memory(["done"], 1, 1) == "", "it killed another job's process"
-
-
-def test_the_kernels_count_is_a_number() -> None:
-    assert kills_of_the_system() >= 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 from sqlalchemy import text
 
-from bagua_autotune.model.job import Event, Trial
+from bagua_autotune.model.job import Event
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import delete_training
@@ -21,18 +21,11 @@ from tests.runs.recorded import Searching
 pytestmark = pytest.mark.slow
 
 
-def told(trials: list[Trial]) -> list[tuple[object, ...]]:
-    return [(t.purpose, t.configuration, t.state, t.estimate, t.failure) for t in trials]
-
-
-@pytest.mark.parametrize("has_seconds", [False, True])
-def test_a_search_goes_on_from_each_of_its_runs_as_if_nothing_had_been(
-    every_store: Store, has_seconds: bool
-) -> None:
-    whole = Searching(None, has_seconds)
+def test_a_search_goes_on_from_each_of_its_runs_as_if_nothing_had_been(every_store: Store) -> None:
+    whole = Searching(None, has_seconds=True)
     _, expected, _ = whole.part()
     runs = len(whole.job.made)
-    searching = Searching(every_store, has_seconds)
+    searching = Searching(every_store, has_seconds=True)
     for _ in range(runs - 1):
         with pytest.raises(Interrupted):
             searching.part(runs=1)
@@ -49,13 +42,13 @@ def test_a_search_goes_on_from_each_of_its_runs_as_if_nothing_had_been(
     assert {trial.purpose for trial in trials} == {"search", "confirm"}
     scores = [told.values[0] for _, told in every_store.observations.of(record.job_id)]
     assert scores == [run.outcome.score for run in search.runs if run.outcome.score]
-    record.finish(job_result(search, verdict, "spent 1 s", 300.0, has_seconds))
+    record.finish(job_result(search, verdict, "spent 1 s", 300.0, True))
     job = every_store.jobs.get(record.job_id)
-    assert (job.phase, job.protocol) == ("finished", "runs" if has_seconds else "scores")
+    assert (job.phase, job.protocol) == ("finished", "runs")
     assert job.result is not None
     assert job.result.configuration == search.space.settings_of(verdict.configuration)
     assert not job.is_lost
-    assert bool(job.result.payback_steps) == has_seconds
+    assert job.result.payback_steps
     # The next one begins anew.
     searching.part(runs=math.inf)
     assert len(searching.job.made) == 2 * runs
@@ -74,37 +67,27 @@ def test_a_search_that_was_taken_for_lost_goes_on(store: Store) -> None:
 
 
 def test_a_search_that_is_taken_for_lost_while_it_runs_is_stored_on(store: Store) -> None:
-    whole = Searching(None)
-    whole.part()
     searching = Searching(store)
-    run = searching.job
 
-    def lose_in_the_fifth(changes: dict[str, str], timeout_seconds: float) -> object:
-        if len(run.made) == 4:
-            lost = Event("lost", at=searching.clock())
-            assert store.jobs.lose_silent("scores", searching.clock.now, lost)
-        return run(changes, timeout_seconds)
+    def lose() -> None:
+        lost = Event("lost", at=searching.clock())
+        assert store.jobs.lose_silent("scores", searching.clock.now, lost)
 
-    searching.job = lose_in_the_fifth  # type: ignore[assignment]
-    lose_in_the_fifth.left = math.inf  # type: ignore[attr-defined]
-    _, _, record = searching.part()
+    searching.job.meanwhile[4] = lose
+    search, _, record = searching.part()
     assert record.job_id is not None
-    assert len(store.trials.of(record.job_id)) == len(whole.job.made)
+    assert len(store.trials.of(record.job_id)) == len(search.runs)
     assert searching.said == []
 
 
 def test_a_store_that_fails_for_a_while_ends_nothing_and_gets_the_runs_later(store: Store) -> None:
     searching = Searching(store)
-    run = searching.job
 
-    def break_and_mend(changes: dict[str, str], timeout_seconds: float) -> object:
-        for made, name, other in ((3, "trials", "hidden"), (6, "hidden", "trials")):
-            if len(run.made) == made:
-                store.database.write(text(f"ALTER TABLE {name} RENAME TO {other}"))
-        return run(changes, timeout_seconds)
+    def rename(name: str, other: str) -> None:
+        store.database.write(text(f"ALTER TABLE {name} RENAME TO {other}"))
 
-    searching.job = break_and_mend  # type: ignore[assignment]
-    break_and_mend.left = math.inf  # type: ignore[attr-defined]
+    searching.job.meanwhile[3] = lambda: rename("trials", "hidden")
+    searching.job.meanwhile[6] = lambda: rename("hidden", "trials")
     search, _, record = searching.part()
     assert record.job_id is not None
     assert len(store.trials.of(record.job_id)) == len(search.runs)
@@ -114,15 +97,12 @@ def test_a_store_that_fails_for_a_while_ends_nothing_and_gets_the_runs_later(sto
 
 def test_a_job_that_is_deleted_under_a_search_ends_nothing(store: Store) -> None:
     searching = Searching(store)
-    run = searching.job
 
-    def delete(changes: dict[str, str], timeout_seconds: float) -> object:
-        for contact in store.jobs.contacts() if len(run.made) == 5 else ():
-            delete_training(store, contact.id, force=True)
-        return run(changes, timeout_seconds)
+    def delete() -> None:
+        (contact,) = store.jobs.contacts()
+        delete_training(store, contact.id, force=True)
 
-    searching.job = delete  # type: ignore[assignment]
-    delete.left = math.inf  # type: ignore[attr-defined]
+    searching.job.meanwhile[5] = delete
     _, verdict, record = searching.part()
     assert verdict.gain is not None
     assert store.jobs.contacts() == []
@@ -146,18 +126,6 @@ def test_what_does_not_fit_is_not_taken_over(store: Store) -> None:
         record.recalled(2, CONFIRM, own)
     with pytest.raises(Diverged):
         record.recalled(2, SEARCH, Configuration({**own, "NCCL_BUFFSIZE": 7}))
-
-
-@pytest.mark.parametrize("minutes", [6, 9])
-def test_a_search_with_a_limit_of_time_ends_in_time_with_a_comparison(minutes: float) -> None:
-    searching = Searching(None, most_seconds=60 * minutes, most_runs=100, fails=False)
-    search, verdict, record = searching.part()
-    assert verdict.gain is not None
-    assert not verdict.is_out_of_time
-    purposes = [run.purpose for run in search.runs]
-    assert purposes.count(CONFIRM) >= 4
-    spent = record.spent_seconds()
-    assert 60 * minutes - 5 * searching.job.run_seconds < spent < 60 * minutes
 
 
 def test_the_time_before_an_interruption_counts_and_that_in_between_does_not(store: Store) -> None:

@@ -11,15 +11,13 @@ from bagua_runs.asked import searched
 from bagua_runs.outcomes import Outcome, Run
 from bagua_runs.places import EnvironmentVariable
 from bagua_runs.presets import (
-    BUFFER_BYTES,
     CHANNELS,
-    MIB,
     SOCKETS,
     THREADS,
     find_variables,
 )
 from bagua_runs.report import summary
-from bagua_runs.search import BaselineFailure, SystemSearch, left_out
+from bagua_runs.search import SystemSearch, left_out
 from bagua_runs.setting import Setting
 from bagua_runs.space import MOST_CONNECTIONS, SearchSpace
 from bagua_wire.configuration import Configuration
@@ -43,18 +41,6 @@ def test_a_planted_optimum_is_found_within_25_runs() -> None:
     # Not each time: runs differ by 5 %, and there are about 15 of them for 400 candidates.
     assert sum(part >= 0.98 for part in reached) >= 18
     assert min(reached) >= 0.94
-
-
-def test_what_fails_is_not_told_and_not_run_again() -> None:
-    job = PlantedJob(0)
-    search = SystemSearch(NCCL, job)
-    search.find()
-    failed = [run.configuration for run in search.runs if run.cost is None]
-    assert failed
-    assert len(set(failed)) == len(failed)
-    largest = [e for e in job.environments if e.get(BUFFER_BYTES) == str(16 * MIB)]
-    assert len(largest) <= 2
-    assert search.best() not in failed
 
 
 def test_nothing_is_kept_that_is_not_faster() -> None:
@@ -87,15 +73,6 @@ def test_the_users_own_settings_are_first_and_come_again() -> None:
     winner, *rest = job.environments[-4:]
     assert [e == {} for e in (winner, *rest)] == [False, True, True, False]
     assert rest[-1] == winner
-
-
-def test_a_job_that_fails_with_its_own_settings_is_an_error() -> None:
-    def crash(environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
-        return Outcome(failure="ended with exit code 3", last_lines=("no such file",))
-
-    with pytest.raises(BaselineFailure, match="exit code 3") as caught:
-        SystemSearch(NCCL, crash).find()
-    assert caught.value.outcome.last_lines == ("no such file",)
 
 
 def test_a_job_that_fails_once_with_settings_that_ran_is_run_again() -> None:
@@ -156,17 +133,6 @@ def test_connections_are_counted_over_nccl_and_our_channels() -> None:
     assert {c.number("connections") for c in space.candidates} == products
 
 
-def test_what_is_set_already_is_left_as_it_is() -> None:
-    own = {THREADS: "4", BUFFER_BYTES: "auto"}
-    known = {setting.name: setting for setting in find_variables("nccl", False, own)}
-    space = SearchSpace(searched(known, [THREADS, BUFFER_BYTES]))
-    assert space.changes(space.own) == {}
-    given = [space.changes(candidate) for candidate in space.candidates]
-    assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
-    # A word among numbers: its place among them is not known.
-    assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
-
-
 def test_which_variables_there_are() -> None:
     def names(*args: bool | str, **more: object) -> list[str]:
         return [v.name for v in find_variables(*args, {}, **more)]  # type: ignore[arg-type]
@@ -201,17 +167,3 @@ def test_a_search_that_leaves_out_combinations_says_why() -> None:
     assert said.endswith("; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for the "
                          "comparison of the best with your settings in turns; a larger number "
                          "tries more")  # fmt: skip
-
-
-def test_where_nothing_is_faster_what_was_not_tried_is_said_too() -> None:
-    def job(changes: Mapping[str, str], timeout_seconds: float) -> Outcome:
-        seconds = 1.0 + 0.5 * len(changes)
-        return Outcome(seconds, math.log(seconds), seconds=1.0)
-
-    search = SystemSearch(_two_switches(), job, most_runs=6)
-    said = summary(search, search.find())
-    assert said.startswith("nothing faster than your settings; 2 runs, 0 of them failed, ")
-    assert "; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for " in said
-    whole = SystemSearch(_two_switches(), job, most_runs=25)
-    said = summary(whole, whole.find())
-    assert ("not tried: none is expected to gain enough" in said) == (whole.untried > 0)

@@ -25,22 +25,6 @@ from bagua_wire.configuration import Configuration, Value
 pytestmark = pytest.mark.slow
 
 
-OVERLAP = Setting(Switch("--overlap"), SWITCH_VALUES, own="off")
-SIZE = Setting(Argument("--size"), ("1", "2", "4"), condition=Condition("--overlap", ("on",)))
-GATHER = Setting(
-    Switch("--gather"), SWITCH_VALUES, own="off", condition=Condition("--overlap", ("on",))
-)
-
-
-def test_a_setting_without_effect_stays_as_it_is() -> None:
-    space = SearchSpace([OVERLAP, SIZE, GATHER])
-    changes = [space.changes(candidate) for candidate in space.candidates]
-    assert changes[0] == {}
-    assert all(c.get("--overlap") == "on" for c in changes[1:])
-    # With the overlap three sizes and none, each with and without gathering.
-    assert len(changes) == 1 + 4 * 2
-
-
 def test_a_switch_of_the_users_own_goes_with_what_it_needs() -> None:
     """Else the job might refuse to run without the other."""
     space = SearchSpace(
@@ -132,10 +116,8 @@ def test_of_too_many_combinations_each_value_of_one_setting_stays() -> None:
         ("1.5MiB", 1572864),
         ("2GiB", 2**31),
         ("5e8", 500_000_000),
-        ("2.5E3", 2500),
         ("0", 0),
         ("1e-4", None),
-        ("0.5", None),
         ("-1", None),
         ("4kb", None),
         ("1e99", None),
@@ -155,7 +137,6 @@ def test_numbers(text: str, number: int | None) -> None:
         ("5e8,1MiB,16", ("500000000", "1048576", "16")),
         ("0.5,2.0,1e-3", ("0.5", "2.0", "1e-3")),
         ("1,2,1", ("1", "2")),
-        ("true,false", ("true", "false")),
         ("1..4", ("1", "2", "3", "4")),
         ("0..100", ("0", "12", "25", "37", "50", "62", "75", "87", "100")),
         ("1MiB..8MiB:log", ("1048576", "2097152", "4194304", "8388608")),
@@ -173,9 +154,7 @@ def test_lists_and_ranges(text: str, values: tuple[str, ...]) -> None:
         ("", "has no value"),
         (" , ", "has no value"),
         ("8..2", "8 is not below 2"),
-        ("4..4", "4 is not below 4"),
         ("0..8:log", "begins above 0"),
-        ("1..x", "is no range: write LOW..HIGH"),
         ("1..8:lin", "is no range: write LOW..HIGH"),
         ("1..8,16", "a range stands alone"),
     ],
@@ -228,10 +207,6 @@ def test_what_is_not_set_counts_as_the_value_in_force_if_that_is_known() -> None
         "false": None,
         "true": "true",
     }
-
-
-def test_nothing_of_0_is_near_1() -> None:
-    assert Setting(PLACE, ("0", "1")).levels == {"not set": None, "0": "0", 1: "1"}
 
 
 def test_too_many_or_too_long_values_are_refused() -> None:

@@ -21,7 +21,6 @@ from benchmarks.support.cells.cell import (
 from benchmarks.support.cells.figures import Figures, figures_of
 from benchmarks.support.cells.goals import goals
 from benchmarks.support.cells.report import show
-from benchmarks.support.cells.run import GPU_JOB_TIMEOUT_SECONDS, job_timeout_seconds
 from tests.benchmarks.gain.made_up import MIB, made_up_cell
 
 pytestmark = pytest.mark.slow
@@ -71,11 +70,6 @@ def test_what_is_measured_beside() -> None:
     assert figures(allow="").beside.allowed is None
 
 
-def test_goals_are_not_for_cells_on_gpus() -> None:
-    on_processors = figures_of(made_up_cell(Cell("vgg16", "1gbit"), {}))
-    assert goals([figures(), on_processors]) == goals([on_processors])
-
-
 def test_the_tables_show_them(capsys: pytest.CaptureFixture[str]) -> None:
     found = [figures(), figures(cell=gpu_cell("bert-base"), allow="")]
     show(found, goals(found), as_markdown=True)
@@ -84,10 +78,6 @@ def test_the_tables_show_them(capsys: pytest.CaptureFixture[str]) -> None:
     for table in printed.split("\n\n"):
         if table.startswith("|"):
             assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
-def test_a_hang_on_gpus_is_not_waited_for() -> None:
-    assert job_timeout_seconds(gpu_cell()) == GPU_JOB_TIMEOUT_SECONDS
 
 
 def test_what_is_asked_for_on_the_command_line() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.support.cells.cell import Cell
 from benchmarks.support.cells.figures import Figures, figures_of
 from benchmarks.support.cells.goals import goals
-from benchmarks.support.cells.kept import commit, processor
 from benchmarks.support.cells.report import means, show
 from tests.benchmarks.gain.made_up import GOOD, made_up_cell
 
@@ -55,17 +52,3 @@ def test_means_are_by_network_and_of_all_exposed_cells() -> None:
     assert rows["1gbit"][1] == "1.39"
     assert rows["unshaped"] == ["0 of 1", *["-"] * 5]
     assert rows["all"][0] == "1 of 2"
-
-
-def test_the_processor_is_named_where_linux_tells(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Abacus 2 @ 3 Hz\nmodel name\t: other\n")
-    assert processor(cpuinfo) == "Abacus 2 @ 3 Hz"
-    cpuinfo.write_text("processor\t: 0\n")
-    assert processor(cpuinfo) is None
-    assert processor(tmp_path / "none") is None
-
-
-def test_a_checkout_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert commit() is None

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.testbed import Network, Testbed, records
-from benchmarks.testbed.__main__ import parser
 from benchmarks.testbed.records import RUN, Record, marked, namespaces, started
 from benchmarks.testbed.tools import dies_with_parent
 
@@ -88,12 +87,11 @@ def test_after_kill_9_the_ranks_die_and_clean_removes_the_rest(
     assert started(foreign[1]) is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_after_ctrl_c_nothing_is_left(running: subprocess.Popen[bytes], number: int) -> None:
+def test_after_ctrl_c_nothing_is_left(running: subprocess.Popen[bytes]) -> None:
     record = record_of(running)
     pids = record.processes()
-    running.send_signal(number)
-    assert running.wait(WAIT_SECONDS) == 128 + number
+    running.send_signal(signal.SIGINT)
+    assert running.wait(WAIT_SECONDS) == 128 + signal.SIGINT
     assert_nothing_left(record, pids)
 
 
@@ -125,14 +123,6 @@ def test_of_the_living_nothing_is_removed_unless_asked_for(
     assert started(foreign[1]) is not None
 
 
-def test_a_process_that_got_the_number_of_an_owner_is_not_the_owner() -> None:
-    def record(began: str | None) -> Record:
-        return Record("0", os.getpid(), began or "", "unshaped", [], "")
-
-    assert record(started(os.getpid())).owner_alive
-    assert not record("1").owner_alive
-
-
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of records of the test's own."""
@@ -147,14 +137,7 @@ def of_the_dead(record: Record) -> Record:
     return record
 
 
-def test_a_record_that_was_never_finished_is_removed(kept: Path) -> None:
-    (kept / "0a0a0a0a.json").touch()
-    assert records.read() == ([], [])
-    assert records.clean() == ([], [])
-    assert list(kept.glob("*.json")) == []
-
-
-@pytest.mark.parametrize("text", ['{"version": 2}', "[1]", "{"])
+@pytest.mark.parametrize("text", ['{"version": 2}', "{"])
 def test_what_is_no_record_of_this_version_is_named_and_left(kept: Path, text: str) -> None:
     path = kept / "00000000.json"
     path.write_text(text)
@@ -181,19 +164,6 @@ def test_what_cannot_be_removed_hinders_nothing_else(
     assert problem.startswith(f"run {stuck.run} is not removed: ")
     assert problem.endswith(reason)
     assert records.read() == ([stuck], [])
-
-
-def test_who_is_not_root_is_told_where_was_searched(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for command in ("clean", "list"):
-        arguments = parser().parse_args([command])
-        assert arguments.action(arguments) == 0
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert str(kept) in told.err
-        assert "sudo" in told.err
 
 
 def test_what_a_run_on_loopback_left_is_found_by_its_mark(kept: Path) -> None:
@@ -236,13 +206,3 @@ def test_a_namespace_that_was_half_made_is_removed(bridged: Network, kept: Path)
     assert set(record.namespaces) <= set(namespaces())
     assert records.clean() == ([record], [])
     assert_nothing_left(record, [])
-
-
-def test_the_next_run_removes_what_a_killed_one_left(bridged: Network, tmp_path: Path) -> None:
-    program = "import os; from benchmarks.testbed import *; Testbed(Network()).__enter__(); "
-    program += "os.kill(os.getpid(), 9)"
-    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    killed.wait()
-    record = record_of(killed)
-    with Testbed(bridged, nodes=1):
-        assert_nothing_left(record, [])

@@ -10,7 +10,7 @@ from subprocess import PIPE
 import pytest
 
 from benchmarks.testbed import Host, Network, Testbed
-from benchmarks.testbed.gpus import dealt, first, variables
+from benchmarks.testbed.gpus import dealt, first
 
 pytestmark = pytest.mark.slow
 
@@ -30,20 +30,6 @@ def test_gpus_are_dealt_to_the_ranks() -> None:
     assert dealt(named, 2, 2) == [["4", "5"], ["6", "7"]]
     with pytest.raises(ValueError, match="2 ranks need a GPU each"):
         first(2, {"CUDA_VISIBLE_DEVICES": "0"})
-
-
-def test_hosts_may_share_a_gpu() -> None:
-    with Testbed(Network(), ranks_per_node=1, gpus=["3", "3"]) as testbed:
-        found = [host.environment for host in testbed.hosts]
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["3", "3"]
-    assert found[0]["NCCL_HOSTID"] != found[1]["NCCL_HOSTID"]
-    with pytest.raises(ValueError, match="2 hosts of 1 ranks, and the GPUs"):
-        Testbed(Network(), ranks_per_node=1, gpus=["0"])
-
-
-def test_ranks_of_one_host_may_still_talk_past_it() -> None:
-    assert "NCCL_P2P_DISABLE" not in variables("host0", ["0", "1"])
-    assert variables("host0", ["0", "1"])["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_each_rank_sees_its_gpu_and_the_link(

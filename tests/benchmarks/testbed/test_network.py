@@ -36,31 +36,11 @@ def test_names_of_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1",
-        "gbit",
-        "1gbit-",
-        "1gbit-2",
-        "0mbit",
-        "1..2gbit",
-        "fast",
-        "unshaped-flow1mbit",
-        "1gbit-flow0mbit",
-    ],
+    "text", ["", "gbit", "1gbit-2", "0mbit", "fast", "unshaped-flow1mbit", "1gbit-flow0mbit"]
 )
 def test_what_is_no_network_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="written like 300mbit"):
         Network.parse(text)
-
-
-def test_a_slow_link_still_passes_a_whole_frame() -> None:
-    for network in (Network(1e6), Network(1e9, flow_bits_per_second=1e6)):
-        shaped = [words for words in network.queues if "burst" in words]
-        assert shaped
-        for words in shaped:
-            assert int(words[words.index("burst") + 1]) > 1514
 
 
 @pytest.mark.parametrize(("rate", "burst_bytes"), [("10gbit", 1_250_000), ("25gbit", 3_125_000)])

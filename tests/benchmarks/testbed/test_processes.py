@@ -7,7 +7,6 @@ from subprocess import PIPE
 
 import pytest
 
-from benchmarks.testbed import processes
 from benchmarks.testbed.processes import ProcessError, read_line
 
 pytestmark = pytest.mark.slow
@@ -15,12 +14,6 @@ pytestmark = pytest.mark.slow
 
 def shell(script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", script], stdout=PIPE, stderr=PIPE)
-
-
-def test_lines_are_given_one_by_one() -> None:
-    process = shell("echo one; echo two")
-    assert [read_line(process), read_line(process, None)] == ["one", "two"]
-    process.communicate()
 
 
 def test_whoever_ends_without_a_line_has_its_exit_code_and_its_reason_told() -> None:
@@ -34,12 +27,3 @@ def test_whoever_says_nothing_is_killed() -> None:
     with pytest.raises(ProcessError, match=r"said nothing for 0\.1 s"):
         read_line(process, 0.1)
     assert process.returncode == -9
-
-
-def test_whoever_closes_its_stdout_and_goes_on_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(processes, "TERMINATE_SECONDS", 0.1)
-    process = shell("exec sleep 600 >&-")
-    with pytest.raises(ProcessError, match="ended with exit code -9"):
-        read_line(process)

@@ -153,13 +153,6 @@ def test_the_service_is_reached_over_the_network(switched: Network, tmp_path: Pa
     assert (tmp_path / "tuning.db").exists()
 
 
-def test_a_service_that_cannot_start_is_told_of(tmp_path: Path) -> None:
-    database = tmp_path / "tuning.db"
-    database.write_text("this is no database" * 100)
-    with Testbed(Network(), nodes=1) as testbed, pytest.raises(RuntimeError, match="exit code"):
-        testbed.serve(database, "a-token", tmp_path / "log")
-
-
 @pytest.mark.usefixtures("only")
 def test_without_iproute2_it_says_so_and_is_loopback(tmp_path: Path) -> None:
     with Testbed(Network(1e9), nodes=2) as testbed:
@@ -180,25 +173,3 @@ def test_without_a_compiler_a_delay_is_loopback(bridged: Network) -> None:
         assert "C compiler" in testbed.fallback
     with Testbed(bridged) as testbed:
         assert testbed.fallback is None
-
-
-@pytest.mark.usefixtures("only")
-def test_at_ordinary_priority_nobody_waits_for_the_ranks() -> None:
-    ask = "import os; print(os.sched_getscheduler(0), os.nice(0))"
-    with Testbed(Network(), ordinary_priority=True) as testbed:
-        rank = testbed.hosts[0].popen([sys.executable, "-c", ask], hurried=True, stdout=PIPE)
-        found = rank.communicate()[0].decode().split()
-    assert found == [str(os.sched_getscheduler(0)), str(os.nice(0))]
-
-
-def test_a_process_of_a_host_has_the_variables_of_its_network(bridged: Network) -> None:
-    with Testbed(bridged) as testbed:
-        lines = output(testbed.hosts[0], "env").splitlines()
-    assert {"GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", "no_proxy=*"} <= set(lines)
-
-
-def test_impossible_numbers_of_nodes_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 to 200 nodes"):
-        Testbed(Network(), nodes=0)
-    with pytest.raises(ValueError, match="at least one rank"):
-        Testbed(Network(), ranks_per_node=0)

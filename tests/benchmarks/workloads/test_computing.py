@@ -51,8 +51,3 @@ def test_the_models_are_of_their_published_sizes() -> None:
     # With what only pre-training has: BERT-base alone has 109 million.
     assert 109e6 < sizes["bert-base"] < 112e6
     assert sizes["gpt2-small"] == pytest.approx(124.4e6, rel=0.001)
-
-
-def test_what_no_gpu_trains_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are resnet50, vgg16"):
-        computing.ComputingTraining("digits", torch.device("cpu"))

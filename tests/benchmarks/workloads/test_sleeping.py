@@ -78,13 +78,6 @@ def test_gradients_are_written_once_and_come_from_the_last_layer_to_the_first() 
         assert bool((parameter.grad == gradient_value(index, 1)).all())
 
 
-def test_models_of_a_training_share_their_memory() -> None:
-    training = SleepingTraining("bert-base", 500_000, 0.001, 0)
-    first, second = training.model(), training.model()
-    assert {p.data_ptr() for p in first.parameters()} == {p.data_ptr() for p in second.parameters()}
-    assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
-
-
 @dataclass
 class _Clock:
     """Stands in for ``time``: a sleep takes exactly its time, and nothing else takes any."""
@@ -127,8 +120,3 @@ def test_a_layer_is_done_at_its_moment_unless_it_is_late(
     assert clock.now == pytest.approx(0.3)
     output.backward()
     assert ready == pytest.approx(expected)
-
-
-def test_an_unknown_workload_is_refused_with_the_names_of_those_that_are_there() -> None:
-    with pytest.raises(ValueError, match=r"no workload lenet; there are vgg16, .*digits"):
-        SleepingTraining("lenet", 1_000_000, 0.1, 0)

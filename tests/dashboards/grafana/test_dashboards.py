@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_autotune.app import create_app
@@ -20,6 +19,7 @@ from bagua_autotune.model import reasons
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.dashboards.grafana.dashboards import FILES, expressions, load, panels
+from tests.e2e.monitoring.prometheus import rules
 
 pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
 
@@ -47,12 +47,6 @@ def inside(document: Any) -> Iterator[dict[str, Any]]:
     if isinstance(document, list):
         for item in document:
             yield from inside(item)
-
-
-def rules() -> list[dict[str, Any]]:
-    files = sorted((ROOT / "dashboards" / "prometheus" / "rules").glob("*.yml"))
-    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
-    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_the_committed_files_are_what_the_program_writes() -> None:
@@ -173,27 +167,7 @@ def test_only_confirmed_speedups_are_told_as_what_a_job_gained() -> None:
 SEARCH = "Speed-up and its interval"
 
 
-def test_panels_show_what_the_service_takes() -> None:
-    fleet = next(path for path in FILES if path.stem == "fleet")
-    shown = {panel["title"]: panel["targets"] for panel in panels(load(fleet))}
-    for title, metric in {
-        "Database": "bagua_autotune_database_bytes",
-        "Free disk": "bagua_autotune_database_free_bytes",
-        "Connections": "bagua_autotune_connections",
-        "Jobs by team": "bagua_autotune_team_running",
-    }.items():
-        assert any(metric in target["expr"] for target in shown[title]), title
-
-
 def test_every_reason_of_a_result_has_words() -> None:
     codes = {reasons.WINNER_CODE, *reasons.REASON_CODES.values()}
     codes |= {code for _, code in reasons.GIVING_UP.values()}
     assert set(REASONS) == codes | {reasons.OTHER_CODE}
-
-
-@pytest.mark.parametrize("name", ["datasources/prometheus.yaml", "dashboards/bagua-autotune.yaml"])
-def test_provisioning_is_read_by_grafana(name: str) -> None:
-    document = yaml.safe_load((ROOT / "dashboards/grafana/provisioning" / name).read_text())
-    assert document["apiVersion"] == 1
-    (entry,) = document.get("datasources") or document["providers"]
-    assert entry["type"] in ("prometheus", "file")

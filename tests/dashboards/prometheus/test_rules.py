@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.store import Store
 from bagua_autotune.views import Summaries
+from tests.e2e.monitoring.prometheus import rules
 
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"
-RULES = sorted(FOLDER.glob("rules/*.yml"))
 TESTS = sorted(FOLDER.glob("tests/*.yml"))
 PROMTOOL = shutil.which("promtool")
 
@@ -30,11 +29,6 @@ needs_promtool = pytest.mark.skipif(
 def promtool(*arguments: object) -> None:
     found = subprocess.run([str(PROMTOOL), *map(str, arguments)], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
-
-
-def rules() -> list[dict[str, Any]]:
-    groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
-    return [rule for group in groups for rule in group["rules"]]
 
 
 def alerts() -> list[dict[str, Any]]:

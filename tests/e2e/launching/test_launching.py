@@ -1,4 +1,8 @@
-"""The commands of docs/launching.md and docs/sharded.md run as printed, and are tuned."""
+"""The trainings that docs/launching.md and docs/sharded.md start are tuned.
+
+Their ranks are forked. Launchers start processes of their own in docs/test_commands.py (torchrun),
+in tests/client/launcher/test_run.py (bagua-run) and in tests/integrations (Accelerate's).
+"""
 
 from __future__ import annotations
 
@@ -20,24 +24,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "launching.md").read_text()
 PAGES = PAGE + (ROOT / "docs" / "sharded.md").read_text()
-COMMANDS = {
-    "accelerate": "accelerate.commands.accelerate_cli",
-    "bagua-run": "bagua_client.run",
-}
-"""As modules: what stands in the folder of this Python's programs may be of another environment.
-Torchrun itself starts the launcher in docs/test_commands.py, as README's command."""
 
 
 @needs("accelerate", "transformers")
 @pytest.mark.parametrize("line", re.findall(r"^\$ (.*)", PAGES, re.MULTILINE))
 def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) -> None:
-    program, *words = shlex.split(line)
-    launcher = ["-m", COMMANDS.get(program, "bagua_client")]
-    if program == "torchrun":
-        words = ["--autotune", *torchrun.WORDS, *words[words.index("--autotune") + 1 :]]
+    training = shlex.split(line.partition(" --autotune ")[2])
+    words = ["-m", "bagua_client", "--autotune", *torchrun.WORDS, *training]
     # What the service that rank 0 starts remembers is a file of this test's.
     variables = {"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = start(*launcher, *words, folder=ROOT, variables=variables)
+    done = start(*words, folder=ROOT, variables=variables)
     assert done.returncode == 0, done.stderr
     # On a busy machine the training may be over before its service has started.
     said = "is being tuned, see http://|the training ended before its tuning did"

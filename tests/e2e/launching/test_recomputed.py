@@ -37,7 +37,6 @@ def _trained(program: str, folder: Path, *before: str, **variables: str) -> tupl
     ("program", "name", "torchrun"),
     [
         ("alone.py", "alone-Model", ()),
-        pytest.param("trainer.py", "trainer-GPT2LMHeadModel", (), marks=needs("transformers")),
         pytest.param("trainer.py", "trainer-GPT2LMHeadModel", WORDS, marks=needs("transformers")),
     ],
 )

@@ -2,9 +2,8 @@
 
 ``exposed``: far more to communicate than to compute; ``hidden``: the other way round; ``several``:
 two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel;
-``accumulates``: both; ``debugs``: ``fsdp``, and torch checks each collective; ``alone``: one
-process. ``hindered`` looks for unused parameters that there are not, and is compiled in one piece;
-``leaves-out`` for some that there are. None of them knows anything of bagua_client.
+``accumulates``: both; ``alone``: one process. ``hindered`` looks for unused parameters that there
+are not, and is compiled in one piece. None of them knows anything of bagua_client.
 """
 
 from __future__ import annotations
@@ -42,40 +41,25 @@ class Many(nn.Module):
         return (self.weight[:2] * x[0]).sum()
 
 
-class Some(nn.Module):
-    """Two layers; rank 1 leaves the second one out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return (x if dist.get_rank() == 1 else self.second(x)).sum()
-
-
 def model_of(kind: str) -> nn.Module:
     if kind == "hindered":
         # Whatever way it is compiled, torch's compiler counts it and has its setting.
         torch._dynamo.config.optimize_ddp = False
         return torch.compile(nn.Linear(2, 1), backend="eager")
-    return {"exposed": Many, "leaves-out": Some}.get(kind, Few)()
+    return Many() if kind == "exposed" else Few()
 
 
 def wrapped(kind: str) -> nn.Module:
     model = model_of(kind)
     if kind == "alone":
         return model
-    if kind == "debugs":
-        # With gloo, torch 2.13 and this level DistributedDataParallel itself crashes.
-        dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("gloo")
-    if kind in ("fsdp", "debugs", "accumulates"):
+    if kind in ("fsdp", "accumulates"):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
         return model
-    looks = kind in ("hindered", "leaves-out")
+    looks = kind == "hindered"
     return nn.parallel.DistributedDataParallel(model, find_unused_parameters=looks)
 
 

@@ -8,17 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from bagua_autotune.store import Store
-from bagua_autotune.store.engine.location import default_url
-from tests.autotune.support import stored_jobs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.programs.sharded_training import CHANGES, DEFAULT, Report, Trouble, train
-from tests.e2e.service import ServiceProcess
-from tests.ranks import Outcome, RankPool
+from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -106,7 +101,6 @@ def test_a_rank_that_cannot_make_a_change_takes_all_back(
         ("own-scatter-group", "put", 0),
         ("stripe", "groups", 1),
         ("merge", "scatter", 0),
-        ("recompute", "scatter", 1),
     ],
 )
 def test_when_a_rank_is_killed_the_other_ends(
@@ -151,56 +145,3 @@ def test_the_service_may_be_gone_in_a_change(
         reports = training.result()
     _check(reports)
     assert reports[0].state == "finished"
-
-
-def test_a_service_that_is_killed_comes_back_and_the_tuning_ends(
-    service: ServiceProcess, ranks: Callable[[str], RankPool], tmp_path: Path
-) -> None:
-    service.start()
-    file = tmp_path / "step"
-
-    def steps() -> int:
-        return int(file.read_text().split()[0]) if file.exists() else 0
-
-    training = _begin(ranks(service.url).run, train, MOST_STEPS, str(file))
-    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
-    measured = [trial["index"] for trial in service.trials() if trial["state"] == "measured"]
-    service.kill()
-    before = steps()
-    wait_until(lambda: steps() > before + 20, "20 steps")
-    service.start()
-    reports = training.result()
-    _check(reports)
-    assert reports[0].state == "finished"
-    assert service.job()["state"] == "finished"
-    after = service.trials()
-    assert measured
-    assert [trial["index"] for trial in after] == list(range(len(after)))
-    assert all(after[index]["state"] == "measured" for index in measured)
-
-
-def test_where_a_rank_is_killed_the_store_of_the_service_beside_it_is_whole(
-    ranks: Callable[[str], RankPool], tmp_path: Path
-) -> None:
-    pool, file = ranks(""), tmp_path / "step"
-    future: Future[dict[int, Outcome]] = _begin(pool.outcomes, train, MOST_STEPS, str(file))
-    wait_until(lambda: file.exists() and int(file.read_text().split()[0]) > 30, "30 steps", 90)
-    store = Store(default_url())
-    wait_until(lambda: len(stored_jobs(store)) == 1, "the job")
-    ours = [psutil.Process(pid) for pid in pool.pids]
-    ours += [child for process in ours for child in process.children(recursive=True)]
-    (job,) = stored_jobs(store)
-    wait_until(lambda: len(store.trials.of(job.id)) >= 2, "the second trial")
-    psutil.Process(pool.pids[1]).kill()
-    outcomes = future.result()
-    assert "exit code -9" in (outcomes[1].error or "")
-    assert any(name in (outcomes[0].error or "") for name in TORCHS)
-    wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
-    (job,) = stored_jobs(store)
-    assert job.phase == "ended"
-    assert [trial.index for trial in store.trials.of(job.id)][:2] == [0, 1]
-    store.close()
-
-
-def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
