@@ -9,12 +9,6 @@ at its default with a reason, nothing that was acknowledged is lost, the store i
 status is 1 if something does not.
 
     python benchmarks/faults.py --seed 1 --tunings 50 --json faults.json
-
-With ``--moments`` the service fails once in each tuning instead, for 20 s: in each moment of it
-killed, frozen, and answering nonsense. Printed are the steps and seconds until the job is back at
-what is confirmed.
-
-    python benchmarks/faults.py --moments
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.fault_injection import moments, tunings
+from benchmarks.support.fault_injection import tunings
 from benchmarks.support.fault_injection.trouble import TroubledService
 from benchmarks.support.fault_injection.tunings import (
     MOST_SECONDS,
@@ -45,6 +39,8 @@ from tests.e2e.programs.training import DEFAULT, train
 from tests.ranks import RankPool
 
 REAL_EVERY, FIRST_REAL = 10, 4
+AT_ONCE = 10
+"""Simulated jobs."""
 MOST_REAL_STEPS = 8000
 ROUNDING = 1e-5
 
@@ -81,11 +77,11 @@ def tune_for_real(setting: Setting) -> Ended:
     )
 
 
-def run(settings: Sequence[Setting], at_once: int) -> Iterator[Ended]:
+def run(settings: Sequence[Setting]) -> Iterator[Ended]:
     """All of them: simulated jobs beside one another, and real ones, which need cores, in turn."""
     real = [setting for setting in settings if setting.number % REAL_EVERY == FIRST_REAL]
     simulated = [setting for setting in settings if setting not in real]
-    found = tunings.run(simulated, at_once)
+    found = tunings.run(simulated, AT_ONCE)
     for setting in real:
         yield tune_for_real(setting)
     yield from found
@@ -95,22 +91,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tunings", type=int, default=50)
-    parser.add_argument("--at-once", type=int, default=10, help="simulated jobs that run at once")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument("--moments", action="store_true", help="one failure in each moment")
     options = parser.parse_args()
-    if options.moments:
-        found = moments.run(options.seed, options.at_once)
-        is_right = moments.show(found)
-        if options.json:
-            write_json(options.json, {"moments": [asdict(each) for each in found]})
-        sys.exit(0 if is_right else 1)
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "store.db"
         with TroubledService(database, options.seed) as troubled:
             url = troubled.proxy.url
             settings = [Setting(n, options.seed, url) for n in range(options.tunings)]
-            ended = sorted(run(settings, options.at_once), key=lambda each: each.number)
+            ended = sorted(run(settings), key=lambda each: each.number)
         books = audit(f"sqlite:///{database}", troubled.proxy.acknowledged)
     proxy = troubled.proxy
     print(f"troubles: {dict(troubled.troubles)}")

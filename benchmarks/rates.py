@@ -134,9 +134,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[1], help="of the service at its limit"
     )
-    parser.add_argument("--stored", type=int, default=10_000, help="jobs of a store, for scrapes")
-    parser.add_argument("--live", type=int, default=200, help="further jobs of it, which report")
-    parser.add_argument("--scrapes", type=int, default=15, help="scrapes of each kind")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args()
 
@@ -156,7 +153,7 @@ def find_limit(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def time_scrapes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    found = measure_scrapes(options.stored, options.live, options.scrapes)
+    found = measure_scrapes()
     show_scrapes(found)
     return [asdict(each) for each in found]
 

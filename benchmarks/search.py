@@ -10,7 +10,7 @@ of a trial's whole score, with a straggler in 3 % of the trials.  Medians over p
 - ms: from telling a trial's score to the next proposal.
 
     python benchmarks/search.py --json search.json
-    python benchmarks/search.py --quick
+    python benchmarks/search.py --problems 4 --noise 0.05 --seeds 1
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from benchmarks.support.searches.landscape import SPACES
 from benchmarks.support.searches.runs import Run, Setting, as_json, run, show
 
 NOISES = (0.01, 0.05, 0.1)
-QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}
+TRIALS = 60
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:
     """Every run that was asked for."""
     return [
-        Setting(engine, space, problem, noise, seed, options.trials)
-        for problem, space in product(_problem_names(options.problems), options.spaces)
+        Setting(engine, space, problem, noise, seed, TRIALS)
+        for problem, space in product(_problem_names(options.problems), SPACES)
         for engine, noise, seed in product(options.engines, options.noise, range(options.seeds))
     ]
 
@@ -55,10 +55,10 @@ def _problem_names(count: int) -> list[str]:
     return random.Random(0).sample(names, min(count, len(names)))
 
 
-def run_all(settings: Sequence[Setting], jobs: int) -> list[Run]:
-    """In so many processes."""
+def run_all(settings: Sequence[Setting]) -> list[Run]:
+    """In as many processes as there are cores."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs) as pool, Progress(console=Console(stderr=True)) as bar:
+    with context.Pool() as pool, Progress(console=Console(stderr=True)) as bar:
         return list(bar.track(pool.imap(run, settings), len(settings), description="searching"))
 
 
@@ -71,17 +71,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--noise", nargs="+", type=float, default=[*NOISES])
     parser.add_argument("--seeds", type=int, default=3, help="seeds for each problem")
-    parser.add_argument("--trials", type=int, default=60, help="trials in each run")
-    parser.add_argument("--spaces", nargs="+", choices=[*SPACES], default=[*SPACES])
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="processes that run at a time"
-    )
-    parser.add_argument("--quick", action="store_true", help="only a few runs, for a first look")
     parser.add_argument(
         "--json", type=Path, help="also write the figures and every run to this file"
     )
-    quick = parser.parse_known_args()[0].quick
-    parser.set_defaults(**(QUICK if quick else {}))
     return parser.parse_args()
 
 
@@ -91,7 +83,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "bagua" in options.engines:
         bagua_optimizer.prepare()
-    runs = run_all(settings(options), options.jobs)
+    runs = run_all(settings(options))
     show(runs)
     if options.json:
         write_json(options.json, {"benchmark": "search", **as_json(runs)})

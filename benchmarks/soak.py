@@ -22,32 +22,27 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import requests
 from sqlalchemy import create_engine
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_autotune.model.job import JobSpec
 from bagua_autotune.upkeep import DAY_SECONDS
 from bagua_client.service.client import JobState, ServiceClient, StepTimes
 from bagua_client.service.transport import JobUnknown, ServiceUnavailable
-from bagua_simulator import Cluster, Simulator
-from bagua_simulator.workloads import load
-from bagua_wire.configuration import Configuration
 from benchmarks.support.harness import print_table, write_json
 from tests.autotune.server import ServeProcess
 from tests.autotune.store.postgresql import find_binaries, running_cluster
+from tests.autotune.support import Ranks, registration
 
 PROCESSES, JOBS_AT_ONCE = 2, 4  # jobs: of each process
 RANKS = 8
@@ -79,27 +74,6 @@ class Sample:
     look_seconds: float  # for a scrape, the list of jobs and one of them
 
 
-@cache
-def make_simulator() -> Simulator:
-    cluster = Cluster(
-        nodes=4, ranks_per_node=2, bandwidth_bytes_per_second=1.25e9, latency_seconds=1e-4
-    )
-    return Simulator(load("resnet50"), cluster)
-
-
-def make_spec(name: str) -> JobSpec:
-    simulator = make_simulator()
-    return JobSpec(
-        name=name,
-        world_size=8,
-        ranks_per_node=(2, 2, 2, 2),
-        tensors=simulator.workload.tensors,
-        knobs=simulator.space,
-        default_configuration=dict(simulator.default),
-        fingerprint="benchmark",
-    )
-
-
 class Training:
     """One job's rank 0, as a service sees it.
 
@@ -113,17 +87,16 @@ class Training:
         self._number = number
         self._took = took
         self._random = random.Random(f"{seed}/{number}")
-        self._generator = np.random.default_rng((seed, number))
-        self._step = 0
+        self._ranks = Ranks(number, NOISE, world_size=RANKS)
 
     def run(self) -> None:
         """From its registration to its end."""
-        model = self._random.randrange(MODELS)
-        spec = make_spec(f"soak-{model}").model_dump(mode="json")
-        description = {**spec, "fingerprint": f"soak-{model}", "limits": LIMITS}
+        name = f"soak-{self._random.randrange(MODELS)}"
+        ranks = {"world_size": RANKS, "ranks_per_node": [2] * (RANKS // 2)}
+        description = registration(name=name, fingerprint=name, limits=LIMITS, **ranks)
         state = self._ask(lambda: self._service.register(description))
         for _ in range(self._random.randint(*RESTLESS_REPORTS)):
-            state = self._report(0, [self._restless() for _ in range(REPORT_STEPS)])
+            state = self._report(0, state.configuration, is_restless=True)
         if self._number % TUNED_EVERY == 0:
             self._tune(state)
         if self._number % SILENT_EVERY:
@@ -132,7 +105,7 @@ class Training:
     def _tune(self, state: JobState) -> None:
         seen: set[int] = set()
         while state.trial is not None or state.deciding:
-            trial, configuration = state.trial, Configuration(state.configuration)
+            trial = state.trial
             if trial is None or (state.deciding and trial in seen):
                 time.sleep(WAIT_SECONDS)
                 state = self._ask(self._service.state)
@@ -140,15 +113,22 @@ class Training:
             if trial not in seen:
                 seen.add(trial)
                 self._tell("switched", trial)
-            state = self._report(trial, [self._steady(configuration) for _ in range(REPORT_STEPS)])
+            state = self._report(trial, state.configuration)
 
-    def _report(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
+    def _report(
+        self, trial: int, configuration: Mapping[str, Any], is_restless: bool = False
+    ) -> JobState:
+        """Steps that are long and short in turns make the job seem not warm."""
+        steps = []
+        for number, times in self._ranks.run(configuration, REPORT_STEPS):
+            seconds = [each * (1 + is_restless * (number % 2)) for each in times]
+            steps.append(StepTimes(number, seconds, [0.8 * each for each in seconds]))
         state = self._ask(lambda: self._service.observe(trial, steps))
         self._took(len(steps))
         return state
 
     def _tell(self, kind: str, trial: int | None) -> None:
-        self._ask(lambda: self._service.event(kind, trial, self._step, "", 0.1))
+        self._ask(lambda: self._service.event(kind, trial, self._ranks.step, "", 0.1))
 
     def _ask(self, request: Callable[[], JobState]) -> JobState:
         while True:
@@ -156,18 +136,6 @@ class Training:
                 return request()
             except ServiceUnavailable:  # a busy machine
                 time.sleep(WAIT_SECONDS)
-
-    def _restless(self) -> StepTimes:
-        """Long and short in turns: the job does not seem warm."""
-        self._step += 1
-        base = 0.1 * (1 + self._step % 2)
-        seconds = [base * self._random.uniform(1, 1.01) for _ in range(RANKS)]
-        return StepTimes(self._step, seconds, [0.8 * value for value in seconds])
-
-    def _steady(self, configuration: Configuration) -> StepTimes:
-        self._step += 1
-        seconds = make_simulator().observe(configuration, self._generator, NOISE)
-        return StepTimes(self._step, list(seconds), [0.8 * value for value in seconds])
 
 
 def work(url: str, seed: int, first: int, observations: Any, jobs: Any, stopping: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import random
@@ -20,40 +21,29 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Comparison:
-    """``other`` against ``reference``, measured in pairs.
+    """One against another, measured in pairs.
 
     Attributes:
-        reference_seconds: median.
-        other_seconds: median.
-        ratio: of the medians, other over reference.
         paired_ratio: median of the pairs' ratios; noise that lasts longer than a pair cancels.
         low, high: 95 % percentile bootstrap interval of ``paired_ratio`` (Efron and Tibshirani,
             An Introduction to the Bootstrap, chapter 13).
     """
 
-    reference_seconds: float
-    other_seconds: float
-    ratio: float
     paired_ratio: float
     low: float
     high: float
     pairs: int
 
 
-def compare(reference: Sequence[float], other: Sequence[float]) -> Comparison:
-    """Summarise paired measurements, in seconds."""
-    ratios = [mine / theirs for theirs, mine in zip(reference, other, strict=True)]
-    draw = random.Random(0)
-    resampled = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return Comparison(
-        reference_seconds=median(reference),
-        other_seconds=median(other),
-        ratio=median(other) / median(reference),
-        paired_ratio=median(ratios),
-        low=resampled[int(0.025 * RESAMPLES)],
-        high=resampled[int(0.975 * RESAMPLES) - 1],
-        pairs=len(ratios),
-    )
+class Lines(logging.Handler):
+    """Keeps what the client says."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -123,4 +113,9 @@ def spread(blocks: Blocks) -> Spread:
 
 def ratio(reference: Blocks, other: Blocks) -> Comparison:
     """``other`` over ``reference``, both in blocks of the same rounds."""
-    return compare([median(block) for block in reference], [median(block) for block in other])
+    pairs = zip(map(median, reference), map(median, other), strict=True)
+    ratios = [mine / theirs for theirs, mine in pairs]
+    draw = random.Random(0)
+    resampled = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    low, high = resampled[int(0.025 * RESAMPLES)], resampled[int(0.975 * RESAMPLES) - 1]
+    return Comparison(median(ratios), low, high, pairs=len(ratios))

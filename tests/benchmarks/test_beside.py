@@ -29,33 +29,6 @@ def test_regret_is_against_the_best_of_what_either_side_knows() -> None:
         figures.joined([mine], [{**theirs, "baseline_seconds": 4.0}])
 
 
-SCRIPT = """
-import json, sys, bagua_autotune
-from importlib.util import find_spec
-from pathlib import Path
-root = Path(bagua_autotune.__file__).parents[2]
-rows = [find_spec("bagua_simulator").origin, *sys.argv[1:-2]]
-Path(sys.argv[-1]).write_text(json.dumps({"service": str(root), "parts": {"noise": rows}}))
-"""
-
-
-def test_another_checkouts_service_runs_with_this_simulator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkout = tmp_path / "other"
-    for package in ("bagua_autotune", "bagua_simulator"):
-        (checkout / "autotune" / package).mkdir(parents=True)
-        (checkout / "autotune" / package / "__init__.py").touch()
-    (tmp_path / "script.py").write_text(SCRIPT)
-    monkeypatch.setattr(figures, "SCRIPT", tmp_path / "script.py")
-    simulator, argument = figures.rows_of(checkout, ["--draw=1"])["noise"]
-    assert str(checkout) not in str(simulator)
-    assert str(argument) == "--draw=1"
-    with pytest.raises(RuntimeError, match="in place of"):
-        # There is no service; Python finds the one that is installed.
-        figures.rows_of(tmp_path / "nothing", [])
-
-
 def test_a_checkout_beside_itself_differs_by_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, median, stdev
+from statistics import median, stdev
 
 import pytest
 
@@ -69,17 +69,6 @@ def test_bad_moments_are_of_ten_steps_at_twice_the_time() -> None:
     assert median(bad) == BAD_STEPS
     share = BAD_STEPS / (BAD_STEPS + GOOD_STEPS)
     assert factors.count(2.0) / len(factors) == pytest.approx(share, rel=0.15)
-
-
-def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> None:
-    def alike(climate: Climate) -> float:
-        (visit,) = logs(climate, 1, 2000)
-        calm = [min(value, 0.12) for value in visit]  # no stragglers
-        mean = fmean(calm)
-        return fmean((a - mean) * (b - mean) for a, b in pairwise(calm)) / stdev(calm) ** 2
-
-    assert alike(Climate("")) < 0.1
-    assert alike(Climate("", autocorrelation=0.8)) > 0.5
 
 
 def test_the_cases_are_of_models_that_the_search_was_not_made_on() -> None:

@@ -21,19 +21,6 @@ GEMM, NCCL = "void cutlass::Kernel2<cutlass_80_tensorop>(Params)", "ncclDevKerne
 NAMES = [GEMM, "_sum", "_quantise_ranges", "Memcpy DtoD (Device -> Device)", NCCL]
 
 
-def test_each_moment_counts_once() -> None:
-    ran = [
-        Ran(NCCL, 1, 8),  # hidden from 2 to 5, and from 6 to 7
-        Ran(GEMM, 2, 4),
-        Ran("void at::native::reduce_kernel_sum<512>()", 3, 5),
-        Ran("_sum", 4.5, 5.5),
-        Ran("Memset (Device)", 5.25, 6),
-        Ran("_bounds", 6, 7),
-    ]
-    assert occupancy(ran, 0, 10) == Occupancy(3, 1.5, 0.5, 2, 3, 7)
-    assert occupancy(ran, 0, 10, steps=2) == Occupancy(1.5, 0.75, 0.25, 1, 1.5, 3.5)
-
-
 RUNS = st.builds(
     lambda name, begin, length: Ran(name, begin, begin + length),
     st.sampled_from(NAMES),

@@ -7,16 +7,16 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import requests
 import yaml
+
+from tests.e2e.service import unused_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -76,19 +76,14 @@ def registry(tmp_path: Path) -> Iterator[str]:
     for program in ("docker-registry", "skopeo"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (Debian has it)")
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
     configuration = tmp_path / "registry.yml"
     port = address.partition(":")[2]
     configuration.write_text(REGISTRY.format(folder=tmp_path / "registry", port=port))
     command = ["docker-registry", "serve", str(configuration)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not is_there(f"http://{address}/v2/"):
-            assert time.monotonic() < deadline, "no registry came"
-            time.sleep(0.05)
+        wait_until(lambda: is_there(f"http://{address}/v2/"), "the registry")
         yield address
     finally:
         process.terminate()

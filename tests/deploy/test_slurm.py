@@ -24,7 +24,7 @@ from bagua_autotune.connections import (
 from bagua_autotune.settings import ENVIRONMENT
 from tests.deploy import slurm
 from tests.deploy.slurm import Slurm, running_cluster
-from tests.e2e.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,11 +39,3 @@ def tuned_ranks() -> Iterator[Callable[..., RankPool]]:
     yield make
     for pool in pools:
         pool.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 60) -> None:
-    """Look until it holds; the time is only to find a hang."""
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {timeout_seconds:g} s"
-        time.sleep(0.05)

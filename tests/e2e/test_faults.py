@@ -20,11 +20,12 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import default_url
 from bagua_client import Configuration
 from tests.autotune.support import stored_jobs
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import LIMITS
 from tests.e2e.programs.training import DEFAULT, Report, train
 from tests.e2e.service import ServiceProcess, unused_port
 from tests.e2e.test_tuning import check
 from tests.ranks import Outcome, RankPool
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

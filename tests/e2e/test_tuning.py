@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from bagua_client import Configuration
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import LIMITS
 from tests.e2e.lines import others
 from tests.e2e.programs.training import DEFAULT, Report, train, train_two
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e]
 

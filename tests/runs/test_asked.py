@@ -112,11 +112,6 @@ def test_the_file_of_deepspeed_is_found_in_the_command(ds: Path, option: str) ->
     )
 
 
-def test_a_preset_without_its_file_says_how_to_name_it() -> None:
-    with pytest.raises(ValueError, match="--deepspeed_config FILE, --deepspeed FILE, --ds-config"):
-        ask(("deepspeed", "train.py", "--deepspeed"), presets=["deepspeed-zero2"])
-
-
 def test_what_may_take_more_memory_or_changes_numbers_is_left_out_and_said(ds: Path) -> None:
     asked = ask(DEEPSPEED, presets=["deepspeed-zero2"])
     prefix = "ds.json:zero_optimization."

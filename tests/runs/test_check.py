@@ -17,16 +17,13 @@ from bagua_runs.check import (
     prospect,
     tuned_command,
 )
-from bagua_runs.hindrances import Hindrance
 from tests.autotune.simulated_job import KNOBS, truth
 from tests.autotune.tuning.jobs import simulator
 
 LAUNCHER = "-m bagua_client --autotune"
 
 
-def figures(
-    computing_seconds: float, exposed_seconds: float, models: int = 1, **most: float
-) -> Figures:
+def figures(computing_seconds: float, exposed_seconds: float, models: int = 1) -> Figures:
     step_seconds = computing_seconds + exposed_seconds
     return Figures(
         step_seconds=step_seconds,
@@ -41,7 +38,7 @@ def figures(
         backend="nccl",
         device="NVIDIA H200",
         models=models,
-        most_speedup_of=most,
+        most_speedup_of={},
     )
 
 
@@ -110,16 +107,6 @@ def test_what_is_likely_comes_from_the_cost_model_and_what_is_shown_from_the_noi
     assert noisy.step_spread > 10 * steady.step_spread
 
 
-def test_what_fewer_bytes_could_bring_is_told_where_there_is_something_to_gain() -> None:
-    most = {"powersgd": 1.418, "bits16": 1.21}
-    _, line, _ = _lines(figures(0.290, 0.122, **most), ["./train.sh"])
-    assert line == (
-        "Fewer bytes on the wire could bring at most: 16 bits 1.21x, PowerSGD of rank 1 1.42x. "
-        "That changes the numbers; docs/algorithms.md says what is tried, and when."
-    )
-    assert len(_lines(figures(0.1, 0.001, **most), ["./train.sh"])) == 2
-
-
 def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
     """Of 0.3 s of communication, 0.1 s are exposed; half the bytes would save 0.15 s of it."""
     measure = Exposure(10, 10.0, lambda _: None)
@@ -134,16 +121,6 @@ def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
     # Where it is not known how long they travel.
     measure.facts = {**facts, "steps": [[0.5, 0.1, None]] * 10, "shares": shares}
     assert _figures(measure).most_speedup_of == {}
-
-
-def test_a_warning_stands_between_the_step_and_the_advice() -> None:
-    found = Hindrance("a name", "X=1 (all ranks)", "it waits", "unset it", "https://example.org")
-    _, warning, advice = _lines(replace(figures(0.1, 0.1), hindrances=[found]), ["./train.sh"])
-    assert warning == (
-        "Warning: a name: X=1 (all ranks). What it does: it waits. What to do: unset it. Source: "
-        "https://example.org"
-    )
-    assert advice.startswith("Worth tuning")
 
 
 def test_models_that_are_not_measured_are_told() -> None:

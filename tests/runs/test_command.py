@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from bagua_autotune.cli import main
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -91,11 +91,7 @@ def test_a_signal_ends_all_and_says_what_was_best(
     # The third run is fast, the sixth hangs.
     options = [*METRIC, "--set", "THREADS=2,4", "--backend", "gloo", "--", "6"]
     process = start(folder, *options, **variables)
-    deadline = time.monotonic() + 60
-    while not (folder / "hangs").exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
+    wait_until((folder / "hangs").exists, "the run that hangs")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

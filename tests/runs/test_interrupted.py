@@ -14,6 +14,7 @@ import pytest
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.store import Store
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +66,10 @@ class Searches:
         """
         most = len(self.noted("starts")) + starts
         process = self.start()
-        deadline = time.monotonic() + 60
-        while len(self.noted("starts")) < most and process.poll() is None:
-            assert time.monotonic() < deadline, "no further run begins"
-            time.sleep(0.01)
+        wait_until(
+            lambda: len(self.noted("starts")) >= most or process.poll() is not None,
+            "a further run",
+        )
         time.sleep(pause)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
@@ -155,10 +156,7 @@ def test_another_seed_is_another_search(tmp_path: Path) -> None:
 def test_two_searches_at_the_same_time_do_not_write_one_job(tmp_path: Path) -> None:
     searches = Searches(tmp_path)
     first = searches.start()
-    deadline = time.monotonic() + 60
-    while not searches.noted("starts"):
-        assert time.monotonic() < deadline, "no run begins"
-        time.sleep(0.01)
+    wait_until(lambda: bool(searches.noted("starts")), "the first run")
     os.kill(first.pid, signal.SIGSTOP)  # it runs until the other has ended
     _, said = searches.whole()
     os.kill(first.pid, signal.SIGCONT)

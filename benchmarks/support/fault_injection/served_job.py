@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +21,6 @@ from tests.autotune.simulated_job import SWITCH_STEPS, SimulatedJob
 
 PAUSE_SECONDS = 0.002
 """Of a step, that the reporter may come in between."""
-
-
-class Lines(logging.Handler):
-    """What the client said."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 class ReportingTuner:
@@ -101,7 +89,6 @@ class ServedJob(SimulatedJob):
     """Its ranks follow the reporter's commands."""
 
     tuner: ReportingTuner  # type: ignore[assignment]
-    pause_seconds: float = PAUSE_SECONDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +116,7 @@ class ServedJob(SimulatedJob):
         super()._run_step()
         if self._watch is not None and self._switch_at is None:
             self._follow()
-        time.sleep(self.pause_seconds)
+        time.sleep(PAUSE_SECONDS)
 
     def _report(self) -> None:
         reported, self._reported = self._reported, []

@@ -20,9 +20,9 @@ from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.store.maintenance.checkup import examine
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_simulator import cases
-from benchmarks.support.fault_injection.served_job import Lines, ReportingTuner, ServedJob
+from benchmarks.support.fault_injection.served_job import ReportingTuner, ServedJob
 from benchmarks.support.fault_injection.trouble import Report
-from benchmarks.support.harness import print_table
+from benchmarks.support.harness import Lines, print_table
 from tests.autotune.simulated_job import truth
 
 MOST_SECONDS = 600.0

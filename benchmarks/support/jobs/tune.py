@@ -22,19 +22,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from bagua_client import DistributedDataParallel, tune
+from benchmarks.support.harness import Lines
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run
 from benchmarks.support.workloads import training
-
-
-class Lines(logging.Handler):
-    """Keeps what the client says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def tuned(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

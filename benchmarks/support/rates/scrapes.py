@@ -78,9 +78,9 @@ class Scrapes:
         return self.worst_median_ms < MOST_SCRAPE_MS
 
 
-def measure_scrapes(jobs: int, live: int, scrapes: int) -> list[Scrapes]:
+def measure_scrapes() -> list[Scrapes]:
     """Each past in a SQLite store of its own."""
-    return [measure_past(past, jobs, live, scrapes) for past in PASTS]
+    return [measure_past(past, jobs=10_000, live=200, scrapes=15) for past in PASTS]
 
 
 def measure_past(past: Past, jobs: int, live: int, scrapes: int) -> Scrapes:

@@ -8,8 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.testbed import Network, Testbed, records
 from benchmarks.testbed.records import RUN, Record, marked, namespaces, started
 from benchmarks.testbed.tools import dies_with_parent
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +33,6 @@ time.sleep(600)
 WAIT_SECONDS = 60
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def running(switched: Network, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The command with a job and a service, when all of its ranks are there."""
@@ -50,7 +43,7 @@ def running(switched: Network, tmp_path: Path) -> Iterator[subprocess.Popen[byte
     process = subprocess.Popen(
         [*COMMAND, "run", *options, "--", str(tmp_path / "script.py")], cwd=ROOT
     )
-    wait_until(lambda: process.poll() is not None or len(list(results.glob("*"))) == 2)
+    wait_until(lambda: process.poll() is not None or len(list(results.glob("*"))) == 2, "two ranks")
     assert process.poll() is None
     yield process
     process.kill()
@@ -78,7 +71,7 @@ def test_after_kill_9_the_ranks_die_and_clean_removes_the_rest(
     running.kill()
     running.wait()
     # But for the two that were left behind, all follow by themselves.
-    wait_until(lambda: len([pid for pid in pids if started(pid) is not None]) <= 2)
+    wait_until(lambda: len([pid for pid in pids if started(pid) is not None]) <= 2, "their end")
 
     # Another run that starts on this machine in between may be first to remove it.
     subprocess.run([*COMMAND, "clean"], cwd=ROOT, check=True)
@@ -190,10 +183,10 @@ def test_a_tool_ends_with_who_runs_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, RUN: run}
     )
-    wait_until(lambda: running_sleep(marked(f"{RUN}={run}")))
+    wait_until(lambda: running_sleep(marked(f"{RUN}={run}")), "the tool")
     process.kill()
     process.wait()
-    wait_until(lambda: not marked(f"{RUN}={run}"))
+    wait_until(lambda: not marked(f"{RUN}={run}"), "its end")
 
 
 def running_sleep(pids: set[int]) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from subprocess import PIPE
@@ -15,6 +14,7 @@ import pytest
 
 from benchmarks.testbed import Host, Network, Testbed, records
 from benchmarks.testbed.records import namespaces, started
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,6 @@ while not path.exists():
     time.sleep(0.01)
 sys.exit(3)
 """
-WAIT_SECONDS = 60
 
 
 def output(host: Host, *command: str) -> str:
@@ -59,18 +58,12 @@ def ours() -> list[int]:
 
 def assert_some_run(number: int) -> None:
     """A process that becomes another program has no variables for a moment."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while len(ours()) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(ours()) >= number, f"{number} processes")
 
 
 def assert_all_end() -> None:
     """What follows a killed parent does so a little later."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while pids := ours():
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.01)
+    wait_until(lambda: not ours(), "the end of all")
 
 
 def test_each_host_has_one_link_of_its_own(network: Network) -> None:

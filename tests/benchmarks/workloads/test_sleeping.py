@@ -63,21 +63,6 @@ def test_after_each_step_all_ranks_hold_the_mean(two_ranks: RankPool, kind: str)
     assert two_ranks.run(_wrong_means, kind) == [[], []]
 
 
-def test_gradients_are_written_once_and_come_from_the_last_layer_to_the_first() -> None:
-    model = SleepingModel(SMALL, rank=1)
-    order: list[int] = []
-    for index, parameter in enumerate(model.parameters()):
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
-    model(torch.zeros((), requires_grad=True)).backward()
-    assert [sorted(order[:2]), sorted(order[2:])] == [[2, 3], [0, 1]]
-    for index, (parameter, written) in enumerate(
-        zip(model.parameters(), model._gradients, strict=True)
-    ):
-        assert parameter.grad is not None
-        assert parameter.grad.data_ptr() == written.data_ptr()
-        assert bool((parameter.grad == gradient_value(index, 1)).all())
-
-
 @dataclass
 class _Clock:
     """Stands in for ``time``: a sleep takes exactly its time, and nothing else takes any."""

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from bagua_autotune.store import Store
 from bagua_autotune.views import Life, Overviews
-from tests.e2e.conftest import wait_until
 from tests.e2e.programs.elastic_agent import Agent, newest
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import LIMITS
 from tests.e2e.programs.training import train
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_faults import begin
 from tests.e2e.test_tuning import check
 from tests.ranks import RankFailure, RankPool
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

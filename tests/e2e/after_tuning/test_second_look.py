@@ -20,10 +20,10 @@ from bagua_client.algorithms import GradientAllReduceAlgorithm, register
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
-from tests.e2e.conftest import wait_until
 from tests.e2e.programs.training import Lines
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import LIMITS
 from tests.integrations.lacking import needs
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, needs("lightning")]
 

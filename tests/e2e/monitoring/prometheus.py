@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from typing import Any
 import requests
 import yaml
 
-from tests.e2e.conftest import wait_until
+from tests.e2e.service import unused_port
+from tests.waiting import wait_until
 
 DATA = "tsdb"
 # A trial of the tests takes half a second, and its step times are known in the end of it only.
@@ -29,9 +29,7 @@ class Prometheus:
     """
 
     def __init__(self, program: str, folder: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{unused_port()}"
         self.url = f"http://{address}"
         self._log = (folder / "prometheus.log").open("w")
         self._command = [

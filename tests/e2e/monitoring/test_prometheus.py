@@ -15,13 +15,13 @@ import requests
 
 from bagua_wire.knobs import RECOMPUTED_KNOB
 from tests.dashboards.grafana.dashboards import FILES, Expression, expressions, substituted
-from tests.e2e.conftest import wait_until
 from tests.e2e.monitoring.grafana import DASHBOARD, View
 from tests.e2e.monitoring.prometheus import SCRAPE_MILLISECONDS, holding, rules, scraping
 from tests.e2e.programs.driven_job import DrivenJob
 from tests.e2e.programs.training import train_two
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
+from tests.waiting import wait_until
 
 PROGRAM = shutil.which("prometheus")
 PAST_SECONDS = 120

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -83,17 +82,8 @@ class Report:
     logged: list[str]
 
 
-def train(
-    most_steps: int,
-    file: str | None = None,
-    trouble: Trouble | None = None,
-    until_tuned: bool = True,
-) -> Report:
-    """Train for ``most_steps``, or until the tuning has ended and ten steps more.
-
-    Args:
-        file: rank 0 writes there the number of each step and what is in force.
-    """
+def train(most_steps: int, trouble: Trouble) -> Report:
+    """Train for ``most_steps``, or until the tuning has ended and ten steps more."""
     lines, logger = Lines(), logging.getLogger("bagua_client")
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
@@ -107,11 +97,10 @@ def train(
             twin(torch.ones(1, WIDTH)).sum().backward()
             tunable_of(twin)
         twin.zero_grad()
-        if trouble is not None:
-            _make(trouble, ours)
+        _make(trouble, ours)
         models = [ours, twin]
         optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
-        differing, in_force, left, step = "", [], most_steps, 0
+        differing, in_force, left, step, is_over = "", [], most_steps, 0, False
         began = time.monotonic()
         while left > 0:
             losses: list[list[float]] = [[], []]
@@ -134,10 +123,8 @@ def train(
             if str(now) not in in_force:
                 in_force.append(str(now))
             step, left = step + 1, left - 1
-            if file is not None and dist.get_rank() == 0:
-                _write(Path(file), f"{step} {now}")
-            if until_tuned and ours.tuning.state not in ("waiting", "tuning"):
-                left, until_tuned = min(left, 10), False
+            if ours.tuning.state not in ("waiting", "tuning") and not is_over:
+                left, is_over = min(left, 10), True
             time.sleep(STEP_SECONDS)
             assert time.monotonic() - began < MOST_SECONDS, f"not tuned after {step} steps"
         one, other = state_of(twin), state_of(ours)
@@ -151,13 +138,6 @@ def _follow(twin: Any, now: Configuration) -> None:
     bits = {"wire_precision": now.wire_precision, "algorithm": now.algorithm}
     if (asked := replace(twin.configuration, **bits)) != twin.configuration:
         assert twin.reconfigure(asked)
-
-
-def _write(file: Path, text: str) -> None:
-    """So that who reads it finds all of it."""
-    beside = file.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(file)
 
 
 def _make(trouble: Trouble, model: Any) -> None:

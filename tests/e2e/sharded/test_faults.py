@@ -1,48 +1,37 @@
-"""Whatever happens to a rank or to the service while a sharded model is changed, the training loses
+"""Whatever happens to a rank while a sharded model is changed, the training loses
 no step and has the numbers of an untouched one; where a rank is killed, the others end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.client.agent.scripted_service import ScriptedService
-from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.conftest import LIMITS
 from tests.e2e.programs.sharded_training import CHANGES, DEFAULT, Report, Trouble, train
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MOST_STEPS = 20000
-ALLOWED = {**LIMITS, "BAGUA_AUTOTUNE_ALLOW": "bf16"}
 # What a rank says whose neighbour is gone: torch.distributed's own words.
 TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError")
 
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[[str], RankPool]]:
-    """Makes two ranks that are tuned by the service at an address; empty: by one of their own."""
+    """Makes two ranks that are tuned by the service at an address."""
     pools = []
 
-    def make(url: str = "") -> RankPool:
-        variables = {**ALLOWED, "BAGUA_AUTOTUNE_URL": url} if url else ALLOWED
+    def make(url: str) -> RankPool:
+        variables = {**LIMITS, "BAGUA_AUTOTUNE_ALLOW": "bf16", "BAGUA_AUTOTUNE_URL": url}
         pools.append(RankPool([2], collective_timeout_seconds=30, variables=variables))
         return pools[-1]
 
     yield make
     for pool in pools:
         pool.close()
-
-
-def _begin(call: Callable[..., Any], *args: Any) -> Future[Any]:
-    executor = ThreadPoolExecutor(1)
-    future = executor.submit(call, *args, timeout_seconds=200)
-    executor.shutdown(wait=False)
-    return future
 
 
 def _check(reports: list[Report]) -> None:
@@ -52,10 +41,10 @@ def _check(reports: list[Report]) -> None:
     assert (one.steps, one.in_force, one.state) == (other.steps, other.in_force, other.state)
 
 
-def _scripted(changes: tuple[str, ...] = tuple(CHANGES), port: int = 0) -> ScriptedService:
+def _scripted(changes: tuple[str, ...] = tuple(CHANGES)) -> ScriptedService:
     """Follows a script, so that each of these changes is made."""
     tried = [DEFAULT, *(CHANGES[name] for name in changes), DEFAULT]
-    return ScriptedService([[each.to_json() for each in tried]], port=port)
+    return ScriptedService([[each.to_json() for each in tried]])
 
 
 def test_each_kind_of_change_is_made_and_a_rank_may_stand_still_in_it_and_under_it(
@@ -63,7 +52,7 @@ def test_each_kind_of_change_is_made_and_a_rank_may_stand_still_in_it_and_under_
 ) -> None:
     with _scripted() as service:
         reports = ranks(service.url).run(
-            train, MOST_STEPS, None, Trouble("stop", "put scatter", seconds=1), timeout_seconds=200
+            train, MOST_STEPS, Trouble("stop", "put scatter", seconds=1), timeout_seconds=200
         )
     _check(reports)
     assert reports[0].state == "finished"
@@ -85,7 +74,7 @@ def test_a_rank_that_cannot_make_a_change_takes_all_back(
 ) -> None:
     trouble = Trouble("raise", where, failing)
     with _scripted(failing) as service:
-        reports = ranks(service.url).run(train, MOST_STEPS, None, trouble, timeout_seconds=200)
+        reports = ranks(service.url).run(train, MOST_STEPS, trouble, timeout_seconds=200)
         told = service.bodies("disagreement")
     _check(reports)
     assert reports[0].state == "finished"
@@ -108,40 +97,8 @@ def test_when_a_rank_is_killed_the_other_ends(
 ) -> None:
     trouble = Trouble("kill", where, (change,), victim)
     with _scripted((change,)) as service:
-        outcomes = ranks(service.url).outcomes(train, MOST_STEPS, None, trouble, timeout_seconds=90)
+        outcomes = ranks(service.url).outcomes(train, MOST_STEPS, trouble, timeout_seconds=90)
     assert outcomes[victim].error == "ended with exit code -9"
     error = outcomes[1 - victim].error or ""
     assert any(name in error for name in TORCHS), error
     assert "gloo" in error.lower(), error
-
-
-def test_the_service_may_be_gone_in_a_change(
-    ranks: Callable[[str], RankPool], tmp_path: Path
-) -> None:
-    file = tmp_path / "step"
-
-    def now() -> tuple[int, str]:
-        step, _, configuration = file.read_text().partition(" ") if file.exists() else ("0", "", "")
-        return int(step), configuration
-
-    def train_until(holds: Callable[[int, str], bool], what: str) -> None:
-        wait_until(lambda: holds(*now()), what, 90)
-
-    port = 0
-    training: Future[list[Report]] | None = None
-    for name in ("keep", "recompute", "stripe"):  # The last one has other process groups.
-        change = CHANGES[name]
-        # Of one trial, which does not end.
-        service = ScriptedService([[change.to_json()] * 2], steps=10**6, port=port)
-        port = int(service.url.rpartition(":")[2])
-        with service:
-            if training is None:
-                training = _begin(ranks(service.url).run, train, MOST_STEPS, str(file))
-            train_until(lambda _, found, change=change: found == str(change), name)  # type: ignore[misc]
-        last = now()[0] + 20
-        train_until(lambda step, _, last=last: step > last, "20 steps")  # type: ignore[misc]
-    assert training is not None
-    with _scripted(port=port):
-        reports = training.result()
-    _check(reports)
-    assert reports[0].state == "finished"
