@@ -1,15 +1,15 @@
-"""A training that is killed in the middle of a trial and started again, on other ranks too."""
+"""A training that is killed in the middle of a trial and started again; test_elastic.py has one
+that goes on with other ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import LIMITS
 from tests.e2e.programs.training import train
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_faults import begin
@@ -20,24 +20,6 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
-FEW_TRIALS = {**LIMITS, "BAGUA_AUTOTUNE_MAX_SAMPLES": "4"}
-
-
-@pytest.fixture
-def ranks(service: ServiceProcess) -> Iterator[Callable[[int], RankPool]]:
-    """Makes so many ranks that tune against the service."""
-    pools: list[RankPool] = []
-
-    def make(count: int) -> RankPool:
-        variables = {**FEW_TRIALS, "BAGUA_AUTOTUNE_URL": service.url}
-        pools.append(RankPool([count], collective_timeout_seconds=40, variables=variables))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
-
-
 def trials_of(service: ServiceProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
     return list(service.get(f"jobs/{job['id']}/trials")["trials"])
 
@@ -46,11 +28,12 @@ def newest(service: ServiceProcess) -> dict[str, Any]:
     return dict(service.get("jobs")["jobs"][0])
 
 
-def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
-    service: ServiceProcess, ranks: Callable[[int], RankPool]
+def test_a_killed_training_finds_its_tuning_again(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
 ) -> None:
     service.start()
-    pool = ranks(2)
+    few: dict[str, Any] = {"ranks_per_node": (2,), "BAGUA_AUTOTUNE_MAX_SAMPLES": "4"}
+    pool = tuned_ranks(service.url, **few)
     training = begin(pool, 20_000)
 
     def runs_its_third_trial() -> bool:
@@ -64,13 +47,7 @@ def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
         training.result()
     killed = newest(service)
 
-    reports = ranks(3).run(train, 3000, timeout_seconds=100)
-    check(reports)
-    resized = newest(service)
-    assert (resized["name"], resized["world_size"]) == (killed["name"], 3)
-    assert (resized["state"], reports[0].tuned) == ("finished", True)
-
-    reports = ranks(2).run(train, 3000, timeout_seconds=100)
+    reports = tuned_ranks(service.url, **few).run(train, 3000, timeout_seconds=100)
     check(reports)
     again = newest(service)
     assert (again["name"], again["world_size"]) == (killed["name"], 2)
@@ -89,5 +66,5 @@ def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
     assert told in note["message"]
     own = trials_of(service, again)
     assert own[0]["configuration"] == before[0]["configuration"], "the default comes first"
-    measured = [trial["seconds"] for trial in own + trials_of(service, resized)]
+    measured = [trial["seconds"] for trial in own]
     assert max(measured) < 5, "the time between two lives is in no trial"
