@@ -35,7 +35,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_none_has_rights_that_it_does_not_need(
+def test_none_has_rights_or_memory_that_it_does_not_need(
     services: dict[str, dict[str, Any]], name: str
 ) -> None:
     service = services[name]
@@ -44,13 +44,6 @@ def test_none_has_rights_that_it_does_not_need(
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for port in service["ports"])
     assert service["healthcheck"]["test"][0] == "CMD"
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_none_takes_more_memory_or_temporary_space_than_it_may(
-    services: dict[str, dict[str, Any]], name: str
-) -> None:
-    service = services[name]
     assert re.fullmatch(r"[12]g", service["mem_limit"])
     (tmp,) = service["tmpfs"]
     (size,) = re.fullmatch(r"/tmp:size=(\d+)m", tmp).groups()  # type: ignore[union-attr]

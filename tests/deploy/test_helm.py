@@ -100,12 +100,9 @@ def settings(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return WAYS[request.param]
 
 
-def test_it_has_no_mistakes(settings: tuple[str, ...]) -> None:
+def test_what_it_makes_is_what_kubernetes_takes(settings: tuple[str, ...]) -> None:
     done = helm("lint", "--strict", str(CHART), settings=settings)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_what_it_makes_is_what_kubernetes_takes(settings: tuple[str, ...]) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     known = 0
     for resource in render(settings).values():
@@ -151,8 +148,14 @@ def test_several_replicas_reach_postgresql_and_claim_no_volume() -> None:
     found = render(WAYS["replicas"])
     assert "PersistentVolumeClaim" not in found
     assert found["Secret"]["stringData"]["database"] == POSTGRESQL.partition("=")[2]
-    assert found["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress"]
-    assert render(OWN_SECRET)["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    policy, of_one = (each["NetworkPolicy"]["spec"] for each in (found, render(OWN_SECRET)))
+    assert policy["policyTypes"] == ["Ingress"]
+    assert of_one["policyTypes"] == ["Ingress", "Egress"]
+    # Who may reach the service can be named.
+    (rule,), (anyone,) = policy["ingress"], of_one["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]
+    assert "from" not in anyone
+    assert anyone["ports"] == rule["ports"]
 
 
 def test_several_replicas_are_spread_and_go_one_at_a_time() -> None:
@@ -171,14 +174,6 @@ def test_several_replicas_are_spread_and_go_one_at_a_time() -> None:
     assert "topologySpreadConstraints" not in alone["Deployment"]["spec"]["template"]["spec"]
 
 
-def test_who_may_reach_the_service_can_be_named() -> None:
-    (rule,) = render(WAYS["replicas"])["NetworkPolicy"]["spec"]["ingress"]
-    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]
-    (anyone,) = render(OWN_SECRET)["NetworkPolicy"]["spec"]["ingress"]
-    assert "from" not in anyone
-    assert anyone["ports"] == rule["ports"]
-
-
 def test_the_image_is_that_of_the_release_and_can_be_pinned() -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container(render(OWN_SECRET))["image"] == f"bagua-autotune:{version}"
@@ -193,14 +188,12 @@ def test_the_rules_are_those_of_prometheus_without_an_operator() -> None:
     assert groups == [g for file in files for g in yaml.safe_load(file.read_text())["groups"]]
 
 
-def test_tls_ends_at_the_ingress_unless_it_is_told_not_to() -> None:
+def test_the_ingress_ends_tls_unless_it_is_told_not_to_and_limits_bodies() -> None:
     (tls,) = render((*OWN_SECRET, "ingress.enabled=true"))["Ingress"]["spec"]["tls"]
     assert tls == {"hosts": ["autotune.example.com"], "secretName": "bagua-autotune-tls"}
     plain = render((*OWN_SECRET, "ingress.enabled=true,ingress.tlsSecret="))
     assert "tls" not in plain["Ingress"]["spec"]
-
-
-def test_the_ingress_keeps_its_limit_of_bodies_beside_other_annotations() -> None:
+    # Beside other annotations it keeps its limit of bodies.
     assert set(render(WAYS["everything"])["Ingress"]["metadata"]["annotations"]) == {
         "cert-manager.io/cluster-issuer",
         "nginx.ingress.kubernetes.io/proxy-body-size",

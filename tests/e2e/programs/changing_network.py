@@ -3,7 +3,6 @@ link between the ranks that takes time for each bucket and each byte, one bucket
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import GradientAllReduceAlgorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
-from tests.e2e.programs.training import Lines
 
 LAYERS, WIDTH = 6, 128
 LAYER_SECONDS = 0.006
@@ -88,20 +86,12 @@ class Course:
         configurations: in force after the step, or from the next one on.
         seconds: the step took.
         slowed_at: the first step on the slow network.
-        logged: the client's log lines, with their levels.
     """
 
     tuning: list[bool] = field(default_factory=list)
     configurations: list[Configuration] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     slowed_at: int = 0
-    logged: list[str] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> list[int]:
-        """The steps in which a tuning began or ended, in turns; the first began with the job."""
-        pairs = zip(self.tuning, self.tuning[1:], strict=False)
-        return [at for at, (before, now) in enumerate(pairs, 1) if before != now]
 
 
 class _Job:
@@ -110,17 +100,13 @@ class _Job:
     def __init__(self, seconds_per_byte: float) -> None:
         self.link = Link(seconds_per_byte)
         torch.manual_seed(7)
-        self._lines = Lines()
-        self._logger = logging.getLogger("bagua_client")
-        self._logger.addHandler(self._lines)
-        self._logger.setLevel(logging.INFO)
         self._model = DistributedDataParallel(
             nn.Sequential(*(_Layer() for _ in range(LAYERS))),
             algorithm=OverLink(self.link),
         )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
         self._inputs = torch.randn(4, WIDTH, requires_grad=True)
-        self.course = Course(logged=self._lines.lines)
+        self.course = Course()
 
     def train(self, steps: int, until_tuning_is: bool | None = None) -> None:
         for _ in range(steps):
@@ -133,10 +119,6 @@ class _Job:
             self.course.configurations.append(self._model.configuration)
             if self._model.is_tuning is until_tuning_is:
                 return
-
-    def end(self) -> Course:
-        self._logger.removeHandler(self._lines)
-        return self.course
 
 
 def train_while_the_network_changes(
@@ -157,7 +139,7 @@ def train_while_the_network_changes(
     job.train(most_steps, until_tuning_is=True)
     job.train(most_steps, until_tuning_is=False)
     job.train(last_steps)
-    return job.end()
+    return job.course
 
 
 def train_on_a_slow_network(most_steps: int = 3000, last_steps: int = 20) -> Course:
@@ -165,4 +147,4 @@ def train_on_a_slow_network(most_steps: int = 3000, last_steps: int = 20) -> Cou
     job = _Job(LAYER_SECONDS / LAYER_BYTES)
     job.train(most_steps, until_tuning_is=False)
     job.train(last_steps)
-    return job.end()
+    return job.course

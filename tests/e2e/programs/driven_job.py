@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
 
-from bagua_wire.configuration import Value
 from tests.autotune.support import Ranks, peaked, registration
 
 MIB = 1024**2
@@ -25,14 +23,13 @@ class DrivenJob:
         url: str,
         job_id: str,
         token: str = "",
-        step_seconds: Callable[[Mapping[str, Value]], float] = peaked,
         **changes: Any,
     ) -> None:
         self.path = f"{url}/api/v2/jobs/{job_id}"
         self.session = requests.Session()
         if token:
             self.session.headers["Authorization"] = f"Bearer {token}".encode()
-        self._ranks = Ranks(noise=0.02, step_seconds=step_seconds)
+        self._ranks = Ranks(noise=0.02)
         body = registration(**changes)
         self.state = self._answer(self.session.put(self.path, json=body, timeout=TIMEOUT_SECONDS))
 
@@ -46,13 +43,6 @@ class DrivenJob:
             while self.state["trial"] and self.state["trial"] == trial:
                 self._report()
                 trial = {**trial, "state": "running"}
-
-    def begin_confirming(self) -> None:
-        """Run the trials of the search, and the first step of the one after; a search trial might
-        end with it."""
-        while self.state["trial"]["purpose"] == "search":
-            self._report()
-        self._report(1)
 
     def finish(self) -> None:
         while self.state["trial"]:
