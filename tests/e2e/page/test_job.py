@@ -146,23 +146,12 @@ def test_a_job_without_step_times_says_why(page: Page, url: str) -> None:
 def test_a_job_that_ends_before_a_result_claims_none(page: Page, url: str) -> None:
     job = DrivenJob(url, "early", fingerprint="early", limits={"max_samples": 5})
     job.run_trials(2)
-    last = job.get("overview")["trials"][1]["words"]
-    page.goto("/jobs/early")
-    expect(page.locator("#now-title")).to_have_text("Runs now")
-    unknown = job.get("curve")["importance"]["unknown"]
-    assert unknown
-    expect(page.locator("#importance-note")).to_have_text(unknown)
-    expect(page.locator("#importance li")).to_have_count(0)
     reason = " ".join(["the ranks did not agree"] * 30)
     failed = {"kind": "disagreement", "trial": job.state["trial"]["index"], "message": reason}
     for event in (failed, {"kind": "ended"}):
         job.session.post(f"{job.path}/events", json=event).raise_for_status()
+    page.goto("/jobs/early")
     expect(page.locator("#badge")).to_have_text("Ended")
-    expect(page.locator("#now-title")).to_have_text("Ran last")
-    expect(page.locator("#now-phase")).to_have_text(
-        "The training ended before its tuning was finished."
-    )
-    expect(page.locator("#now-words")).to_have_text(last)
     expect(page.locator("#figures")).to_contain_text("so far, not confirmed")
     expect(figure(page, "Paid back after")).to_have_text("\u2013")
     expect(page.locator("#figures")).not_to_contain_text("kept")
@@ -173,6 +162,20 @@ def test_a_job_that_ends_before_a_result_claims_none(page: Page, url: str) -> No
         folded = text.evaluate("node => node.clientHeight")
         text.click()
         assert text.evaluate("node => node.clientHeight") > folded
+
+
+def test_what_ran_last_is_not_said_to_run(page: Page, url: str) -> None:
+    job = DrivenJob(url, "gone", fingerprint="gone", limits={"max_samples": 5})
+    job.run_trials(2)
+    last = job.get("overview")["trials"][1]["words"]
+    page.goto("/jobs/gone")
+    expect(page.locator("#now-title")).to_have_text("Runs now")
+    job.session.post(f"{job.path}/events", json={"kind": "ended"}).raise_for_status()
+    expect(page.locator("#now-title")).to_have_text("Ran last")
+    expect(page.locator("#now-phase")).to_have_text(
+        "The training ended before its tuning was finished."
+    )
+    expect(page.locator("#now-words")).to_have_text(last)
 
 
 def test_the_lives_of_a_training_are_one_job(page: Page, url: str) -> None:
@@ -418,6 +421,16 @@ def test_the_bars_of_the_knobs_are_the_shares_of_the_api(page: Page, tuned: Driv
             ]
             wanted = [(share.get(edge, 0) + 0.1) / 1.1 for edge in (begin, end)]
             assert lies == pytest.approx(wanted, abs=0.01)
+
+
+def test_a_gain_that_cannot_be_divided_has_a_reason_and_no_bars(page: Page, url: str) -> None:
+    job = DrivenJob(url, "begun", fingerprint="begun")
+    job.run_trials(1)
+    reason = job.get("curve")["importance"]["unknown"]
+    assert reason
+    page.goto("/jobs/begun")
+    expect(page.locator("#importance-note")).to_have_text(reason)
+    expect(page.locator("#importance li")).to_have_count(0)
 
 
 def test_step_time_is_shown_over_memory_where_blocks_are_recomputed(
