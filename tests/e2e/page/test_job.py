@@ -164,20 +164,6 @@ def test_a_job_that_ends_before_a_result_claims_none(page: Page, url: str) -> No
         assert text.evaluate("node => node.clientHeight") > folded
 
 
-def test_what_ran_last_is_not_said_to_run(page: Page, url: str) -> None:
-    job = DrivenJob(url, "gone", fingerprint="gone", limits={"max_samples": 5})
-    job.run_trials(2)
-    last = job.get("overview")["trials"][1]["words"]
-    page.goto("/jobs/gone")
-    expect(page.locator("#now-title")).to_have_text("Runs now")
-    job.session.post(f"{job.path}/events", json={"kind": "ended"}).raise_for_status()
-    expect(page.locator("#now-title")).to_have_text("Ran last")
-    expect(page.locator("#now-phase")).to_have_text(
-        "The training ended before its tuning was finished."
-    )
-    expect(page.locator("#now-words")).to_have_text(last)
-
-
 def test_the_lives_of_a_training_are_one_job(page: Page, url: str) -> None:
     for life in ("life-1", "life-2"):
         changes = {"run": "elastic", "name": "elastic", "fingerprint": "elastic"}
@@ -238,6 +224,20 @@ def test_the_first_key_leads_to_the_trials(page: Page, tuned: DrivenJob) -> None
     page.goto("about:blank")
     page.goto("/jobs/tuned#trials-panel")
     expect(page.locator("#trials-title")).to_be_in_viewport()
+
+
+def test_what_ran_last_is_not_said_to_run(page: Page, url: str) -> None:
+    job = DrivenJob(url, "gone", fingerprint="gone", limits={"max_samples": 5})
+    job.run_trials(2)
+    last = job.get("overview")["trials"][1]["words"]
+    page.goto("/jobs/gone")
+    expect(page.locator("#now-title")).to_have_text("Runs now")
+    job.session.post(f"{job.path}/events", json={"kind": "ended"}).raise_for_status()
+    expect(page.locator("#now-title")).to_have_text("Ran last")
+    expect(page.locator("#now-phase")).to_have_text(
+        "The training ended before its tuning was finished."
+    )
+    expect(page.locator("#now-words")).to_have_text(last)
 
 
 def test_a_job_that_is_tuned_again_says_why(page: Page, url: str) -> None:
