@@ -56,8 +56,8 @@ def searched(
 
 
 @pytest.fixture
-def served(every_store: Store) -> Iterator[str]:
-    with serving_here(create_app(Settings(database="sqlite://"), every_store)) as url:
+def served(store: Store) -> Iterator[str]:
+    with serving_here(create_app(Settings(database="sqlite://"), store)) as url:
         yield url
 
 
@@ -66,9 +66,9 @@ def served(every_store: Store) -> Iterator[str]:
     [("tuning", False), ("ended", True), ("lost", False), ("finished", True)],
 )
 def test_a_search_is_read_wherever_a_job_is(
-    every_store: Store, served: str, phase: JobPhase, has_seconds: bool
+    store: Store, served: str, phase: JobPhase, has_seconds: bool
 ) -> None:
-    job_id = searched(every_store, phase, has_seconds)
+    job_id = searched(store, phase, has_seconds)
     path = f"{served}/api/v2/jobs/{job_id}"
     found = {place: requests.get(path + place, timeout=60) for place in READ}
     assert [answer.url for answer in found.values() if not answer.ok] == []
@@ -89,12 +89,12 @@ def test_a_search_is_read_wherever_a_job_is(
     metrics = requests.get(f"{served}/metrics", timeout=60).text
     assert "bagua_autotune_failed_decisions_total 0.0" in metrics
     # Nothing was decided in it, whatever was asked.
-    trials = every_store.trials.of(job_id)
+    trials = store.trials.of(job_id)
     assert len(trials) == len(overview["trials"])
 
 
-def test_a_search_takes_no_reports_and_tunes_no_other(every_store: Store, served: str) -> None:
-    job_id = searched(every_store, "tuning")
+def test_a_search_takes_no_reports_and_tunes_no_other(store: Store, served: str) -> None:
+    job_id = searched(store, "tuning")
     path = f"{served}/api/v2/jobs/{job_id}"
     body = json.loads(make_spec().model_dump_json(exclude={"team"}))
     answers = [
@@ -109,38 +109,38 @@ def test_a_search_takes_no_reports_and_tunes_no_other(every_store: Store, served
     # A poll begins nothing.
     polled = requests.post(f"{path}/observations", json={"trial": 0, "steps": []}, timeout=60)
     assert polled.status_code in (200, 409)
-    assert len(every_store.trials.of(job_id)) == 6
-    tuner = Tuner(every_store)
+    assert len(store.trials.of(job_id)) == 6
+    tuner = Tuner(store)
     spec = make_spec(name="train.py", fingerprint="f" * 64)
     assert tuner.register("training", spec)
-    assert every_store.jobs.get("training").inherited is None
-    assert len(every_store.lives.of("training")) == 1
+    assert store.jobs.get("training").inherited is None
+    assert len(store.lives.of("training")) == 1
 
 
 def test_a_search_is_lost_once_it_is_silent_but_not_if_it_said_so_or_is_over(
-    every_store: Store,
+    store: Store,
 ) -> None:
-    paused = searched(every_store, "ended")
-    silent = Searching(every_store, has_seconds=True, fingerprint="silent")
+    paused = searched(store, "ended")
+    silent = Searching(store, has_seconds=True, fingerprint="silent")
     with pytest.raises(Interrupted):
         silent.part(runs=3)
-    killed = every_store.jobs.latest(protocols=RUNS, fingerprint="silent")
+    killed = store.jobs.latest(protocols=RUNS, fingerprint="silent")
     assert killed is not None
-    Tuner(every_store, clock=lambda: 5_000_000.0).leases.look()
-    assert every_store.jobs.get(paused).phase == "ended"
-    assert every_store.jobs.get(killed.id).phase == "lost"
-    (event,) = every_store.events.of(killed.id)
+    Tuner(store, clock=lambda: 5_000_000.0).leases.look()
+    assert store.jobs.get(paused).phase == "ended"
+    assert store.jobs.get(killed.id).phase == "lost"
+    (event,) = store.events.of(killed.id)
     assert event.message.endswith("the search is interrupted")
 
 
-def test_a_search_is_kept_whole_and_deleted_whole(every_store: Store, served: str) -> None:
-    running = f"{served}/api/v2/jobs/{searched(every_store, 'tuning', fingerprint='other')}"
+def test_a_search_is_kept_whole_and_deleted_whole(store: Store, served: str) -> None:
+    running = f"{served}/api/v2/jobs/{searched(store, 'tuning', fingerprint='other')}"
     refused = requests.delete(running, timeout=60)
     assert refused.status_code == 409
     assert "the search then goes on without being stored" in refused.json()["detail"]
     assert requests.delete(f"{running}?force=true", timeout=60).status_code == 200
-    job_id = searched(every_store, "finished")
-    assert thin(every_store, 0.0, 1e12) == 0
+    job_id = searched(store, "finished")
+    assert thin(store, 0.0, 1e12) == 0
     path = f"{served}/api/v2/jobs/{job_id}"
     assert requests.delete(path, timeout=60).status_code == 200
     assert requests.get(path, timeout=60).status_code == 404
