@@ -1,17 +1,26 @@
-"""The benchmark of tunings under noise: its weather and its jobs."""
+"""The benchmark of tunings under noise: its weather and its jobs, other searches with as many
+steps, and the same tunings by the service of another checkout."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median, stdev
+from typing import Any
 
 import pytest
 
+from bagua_simulator import Simulator
 from bagua_simulator.cases import cases as known_cases
+from benchmarks import tuning
+from benchmarks.support.noise import figures, tunings
 from benchmarks.support.noise.cases import MODELS, OddSimulator, cases, drawn_case
-from benchmarks.support.noise.figures import figures
+from benchmarks.support.noise.figures import of_searches
+from benchmarks.support.noise.rivals import RIVALS, SWITCH_COSTS_STEPS, Road
 from benchmarks.support.noise.tunings import Setting, tune
 from benchmarks.support.noise.weather import (
     BAD_STEPS,
@@ -95,4 +104,72 @@ def test_a_tuning_is_judged_by_the_truth(draw: int | None) -> None:
     row = tune(Setting(problem=0, climate=CLIMATES[1], seed=0, draw=draw))
     assert row["true_speedup"] <= row["possible_speedup"] + 1e-9
     assert row["regret"] == pytest.approx(row["possible_speedup"] / row["true_speedup"] - 1)
-    assert figures([row])["tunings"] == "1"
+    assert figures.figures([row])["tunings"] == "1"
+
+
+STEPS = 120
+
+
+class Watched(Road):
+    """Counts what was spent."""
+
+    def __init__(self, simulator: Simulator, steps: int) -> None:
+        super().__init__(simulator, Climate("", inside=0.0), 1, steps)
+        self.spent = 0
+        self.seconds: list[float] = []
+
+    def visit(self, configuration: Any, steps: int) -> float:
+        self.spent += SWITCH_COSTS_STEPS + steps
+        self.seconds.append(super().visit(configuration, steps))
+        return self.seconds[-1]
+
+
+# Without nodes of several ranks, and with.
+@pytest.mark.parametrize(("name", "place"), [("halving", 0), ("gp-ei", 4), ("optuna-tpe", 0)])
+def test_a_rival_keeps_the_best_that_it_saw_and_spends_no_more(name: str, place: int) -> None:
+    simulator = cases()[place].simulator
+    road = Watched(simulator, STEPS)
+    kept = RIVALS[name](road, 1)
+    assert STEPS / 2 < road.spent <= STEPS
+    assert simulator.step_seconds(kept) <= 1.001 * min(road.seconds)
+
+
+def test_rivals_stand_beside_ours_in_the_table() -> None:
+    row = tune(Setting(0, CLIMATES[0], 0, rivals=("halving",)))
+    found = of_searches([row], [row])
+    assert list(found) == ["ours", "ours, beside", "halving"]
+    assert found["ours"] == found["ours, beside"]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_regret_is_against_the_best_of_what_either_side_knows() -> None:
+    job = {"problem": "a", "seed": 1, "baseline_seconds": 3.0}
+    mine = {**job, "kept_seconds": 2.2, "best_seconds": 2.0, "regret": 0.1, "steps": 80}
+    theirs = {**job, "kept_seconds": 2.2, "best_seconds": 2.2, "regret": 0.0}
+    for rows in figures.joined([mine], [theirs]):
+        assert rows[0]["regret"] == pytest.approx(0.1)
+    assert figures.difference([mine, mine], [{**theirs, "steps": 90}] * 2).startswith(
+        "regret +10.0 % (±0.0)"
+    )
+    with pytest.raises(ValueError, match="not the same job"):
+        figures.joined([mine], [{**theirs, "baseline_seconds": 4.0}])
+
+
+def test_a_checkout_beside_itself_differs_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of few climates, and both in this checkout."""
+    steady = [climate for climate in tunings.CLIMATES if climate.name == "steady"]
+    monkeypatch.setattr(tunings, "CLIMATES", steady)
+    monkeypatch.setattr(figures, "rows_of", lambda *_: {"noise": tunings.run(1, 1, draw=77)})
+    written = tmp_path / "found.json"
+    options = ["--parts=noise", "--tunings=1", "--draw=77", "--processes=1"]
+    options += ["--beside", str(ROOT), "--json", str(written)]
+    monkeypatch.setattr(sys, "argv", ["tuning.py", *options])
+    tuning.main()
+    assert "regret +0.0 %" in capsys.readouterr().out
+    found = json.loads(written.read_text())["figures"]
+    for line in ("all of them", "steady"):
+        assert found[f"noise: {line}"] == found[f"noise: {line}, beside"]

@@ -1,7 +1,8 @@
-"""The model that sleeps: its gradients, the order in which they come, and its times."""
+"""The model that sleeps: its gradients and its times; narrower models; and models that compute."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,8 +14,14 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_simulator.workload import Architecture, Layer
-from benchmarks.support.workloads import sleeping
-from benchmarks.support.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
+from bagua_simulator.workloads import CATALOG, architecture
+from benchmarks.support.workloads import computing, sleeping
+from benchmarks.support.workloads.sleeping import (
+    SleepingModel,
+    SleepingTraining,
+    gradient_value,
+    scaled,
+)
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
@@ -105,3 +112,64 @@ def test_a_layer_is_done_at_its_moment_unless_it_is_late(
     assert clock.now == pytest.approx(0.3)
     output.backward()
     assert ready == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("gradient_bytes", [2_000_000, 20_000_000, 100_000_000])
+@pytest.mark.parametrize("name", CATALOG)
+def test_gradients_come_to_the_size_and_layers_stay(name: str, gradient_bytes: int) -> None:
+    full = architecture(name)
+    narrow = scaled(full, gradient_bytes)
+    tensors = narrow.workload().tensors
+    assert sum(tensor.bytes for tensor in tensors) == pytest.approx(gradient_bytes, rel=0.01)
+    assert min(tensor.elements for tensor in tensors) >= 1
+    assert [layer.operations for layer in narrow.layers] == [
+        layer.operations for layer in full.layers
+    ]
+    assert narrow.workload().ready_seconds == full.workload().ready_seconds
+    assert [t.name for t in tensors] == [t.name for t in full.workload().tensors]
+
+
+def test_a_size_below_one_element_for_each_tensor_is_refused() -> None:
+    with pytest.raises(ValueError, match="resnet50 cannot be scaled to 100 bytes"):
+        scaled(architecture("resnet50"), 100)
+
+
+# Products in bfloat16 are slow on processors that have no instructions for them: at full size a
+# step takes minutes there.
+SMALLER = {
+    "resnet50": {"SIDE": 16, "STAGES": ((64, 1), (128, 1))},
+    "bert-base": {"VOCABULARY": 100, "CONTEXT": 16, "SEQUENCE": 8, "WIDTH": 24, "LAYERS": 2},
+    "gpt2-small": {"VOCABULARY": 100, "CONTEXT": 16, "WIDTH": 24, "LAYERS": 2},
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_a_model_takes_a_step_that_gives_every_parameter_a_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, _ = computing.MODELS[name]
+    monkeypatch.setitem(computing.MODELS, name, (kind, 2))
+    for constant, value in SMALLER[name].items():
+        monkeypatch.setattr(kind, constant, value)
+    workload = computing.ComputingTraining(name, torch.device("cpu"))
+    model, again = workload.model(), workload.model()
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    workload.stepper(model)()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_the_models_are_of_their_published_sizes() -> None:
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in kind().parameters())
+            for name, (kind, _) in computing.MODELS.items()
+        }
+    layers = architecture("resnet50").layers
+    shapes = [shape for layer in layers for _, shape in layer.parameters]
+    assert sizes["resnet50"] == sum(map(math.prod, shapes))
+    assert sizes["vgg16"] == 138_357_544  # Simonyan and Zisserman 2015, table 2: 138 million
+    # With what only pre-training has: BERT-base alone has 109 million.
+    assert 109e6 < sizes["bert-base"] < 112e6
+    assert sizes["gpt2-small"] == pytest.approx(124.4e6, rel=0.001)
