@@ -83,9 +83,9 @@ def test_a_service_that_comes_late_dies_and_raves_comes_back_and_tuning_resumes_
 
     pool = tuned_ranks(service.url, (2,), BAGUA_AUTOTUNE_SERVER_WAIT_TIME="0.5")
     training = begin(pool, 20000, True, str(steps_file))
-    wait_until(lambda: steps_file.exists() and steps() > 30, "30 steps")
+    wait_until(lambda: steps_file.exists() and steps() > 30, "30 steps", 120)
     service.start()
-    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 4, "the fourth trial")
+    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 4, "the fourth trial", 120)
     before = service.trials()
     service.kill()
     killed = steps()
