@@ -128,22 +128,6 @@ def test_ranges_that_cannot_be_are_refused_before_the_first_step() -> None:
         ByteGradAlgorithm(range_elements=100)
 
 
-def _share_of_zeros(range_elements: int | None) -> float:
-    """Of small gradients that come back as 0, beside large ones in the same chunk."""
-    model = nn.Linear(64, 256, bias=False)
-    algorithm = ByteGradAlgorithm(hierarchical=False, range_elements=range_elements)
-    ours = DistributedDataParallel(model, algorithm=algorithm)
-    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
-    outputs = ours(inputs)
-    (1e5 * outputs[:, :64].sum() + outputs[:, 64:].square().sum()).backward()
-    return float((model.weight.grad[64:128] == 0).double().mean())
-
-
-def test_large_gradients_leave_small_ones_of_another_range_alone(two_ranks: RankPool) -> None:
-    assert min(two_ranks.run(_share_of_zeros, None)) > 0.95
-    assert max(two_ranks.run(_share_of_zeros, 4096)) < 0.05
-
-
 def _worst_error(configuration: Configuration, width: int) -> tuple[float, bool]:
     """Of all levels that there are of the gradients, how far the worst is off; and whether all
     ranks have the same bits."""

@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
 
@@ -91,46 +90,6 @@ def test_gradients_are_those_of_torchs_hook_bit_for_bit(
     processes: RankPool = request.getfixturevalue(pool)
     for wrong in processes.run(_other_steps, mib, ranks, options, dtype):
         assert wrong == []
-
-
-RECUTS = {
-    4: Configuration(3000),
-    6: Configuration(10_000, channels=4),
-    8: Configuration(500),
-    11: Configuration(2**20, "leaders", channels=2),
-    13: Configuration(3000, "shards"),
-    15: Configuration(),
-}
-
-
-def _beside_the_hook(rank: int) -> tuple[float, float]:
-    """How far the weights of a training that is re-cut are off from those of torch's hook, which is
-    not, as a share of the way that they went; and how far the hook is off from stock DDP."""
-    begin = torch.cat([p.detach().reshape(-1) for p in MatrixModel().parameters()])
-    ends = []
-    given = {"matrix_approximation_rank": rank, "start_powerSGD_iter": 2}
-    for kind in ("stock", "hook", "ours"):
-        model: nn.Module = Stock(MatrixModel(), bucket_cap_mb=ONE)
-        if kind == "hook":
-            model.register_comm_hook(PowerSGDState(None, **given), powerSGD_hook)  # type: ignore[operator]
-        if kind == "ours":
-            model = DistributedDataParallel(MatrixModel(), algorithm=PowerSGDAlgorithm(**given))
-        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        for step in range(20):
-            if step in RECUTS and kind == "ours":
-                assert model.reconfigure(RECUTS[step])  # type: ignore[operator]
-            optimizer.zero_grad()
-            image_loss(model, step).backward()
-            optimizer.step()
-        ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-    stock, hook, ours = ends
-    way = float((hook - begin).norm())
-    return float((ours - hook).norm()) / way, float((stock - hook).norm()) / way
-
-
-def test_recuts_change_nothing_but_the_order_of_sums(two_ranks: RankPool) -> None:
-    for off, hook_off in two_ranks.run(_beside_the_hook, 4):
-        assert off < 1e-4 < 1e-2 < hook_off
 
 
 def _not_accounted_for(configurations: list[Configuration]) -> tuple[float, float, bool]:

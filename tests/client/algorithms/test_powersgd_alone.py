@@ -50,45 +50,6 @@ def test_factors_may_travel_in_16_bits(
         assert kept == dtype
 
 
-def _with_infinite_gradients(rank: int, feedback: bool) -> tuple[list[bool], bool, float]:
-    """Whether each step was skipped, with an infinite gradient on one rank in some; whether all
-    that is kept is finite after each; and by how much the loss has fallen."""
-    model = MatrixModel()
-    algorithm = PowerSGDAlgorithm(rank, 1, use_error_feedback=feedback)
-    ours = DistributedDataParallel(model, algorithm=algorithm)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    skipped, are_finite, losses = [], True, []
-    for step in range(20):
-        before = model.narrow.weight.detach().clone()
-        optimizer.zero_grad()
-        loss = image_loss(ours, 0)
-        losses.append(float(loss))
-        infinite = 5 <= step < 7 and dist.get_rank() == 1
-        scaler.scale(loss * float("inf") if infinite else loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        skipped.append(torch.equal(before, model.narrow.weight))
-        if step != 6:  # Q of a step that is skipped begins anew in the next one.
-            state = ours.algorithm.state_dict()
-            kept = [*state["lost"].values(), *(state["starts"].values() if step != 5 else ())]
-            are_finite = are_finite and all(bool(each.isfinite().all()) for each in kept)
-    return skipped, are_finite, losses[-1] / losses[0]
-
-
-@pytest.mark.parametrize(("rank", "feedback"), [(1, True), (4, False)])
-def test_an_infinite_gradient_on_one_rank_skips_that_step_on_all(
-    two_ranks: RankPool, rank: int, feedback: bool
-) -> None:
-    expected = [5 <= step < 7 for step in range(20)]
-    for skipped, are_finite, share in two_ranks.run(_with_infinite_gradients, rank, feedback):
-        assert skipped == expected
-        assert are_finite
-        assert share < 0.7
-
-
 def _overflowing() -> list[bool]:
     """Whether gradients of each step are finite, whose P is too large for 16 bits once Q has the
     direction of the rows: 2 ranks times 60,000 over the root of 3."""

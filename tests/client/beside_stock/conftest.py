@@ -29,12 +29,6 @@ def pair_of_ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
-def hasty_ranks() -> Iterator[RankPool]:
-    """Two ranks of which one always waits for the other in vain."""
-    yield from _pool(2, seconds=2.0)
-
-
-@pytest.fixture(scope="session")
 def two_by_two_ranks() -> Iterator[RankPool]:
     """Two ranks on each of two nodes, as impatient."""
     yield from _pool(2, 2)

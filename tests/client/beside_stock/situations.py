@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,20 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
-    PostLocalSGDState,
-    post_localSGD_hook,
-)
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.nn.functional import all_gather
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from tests.client.beside_stock.tuned_run import ROWS, WIDTH, Run, batch
+from tests.client.beside_stock.tuned_run import WIDTH, Run, batch
 
 BLOCKS = 2
 
@@ -90,35 +84,6 @@ def lbfgs(run: Run) -> None:
         run.losses.append(optimizer.step(closure).detach())  # type: ignore[attr-defined]
 
 
-def sharpness_aware(run: Run) -> None:
-    """SAM: up along each rank's own gradient in odd steps, along that of all in even ones."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
-    for values in run.batches():
-        optimizer.zero_grad()
-        if run.step % 2:
-            with run.without_sync(model):
-                loss_of(model, values).backward()  # type: ignore[no-untyped-call]
-        else:
-            loss_of(model, values).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            climbs = [
-                None if each.grad is None else each.grad * 0.01 for each in model.parameters()
-            ]
-            for each, climb in zip(model.parameters(), climbs, strict=True):
-                if climb is not None:
-                    each.add_(climb)
-        optimizer.zero_grad()
-        loss = loss_of(model, values)
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for each, climb in zip(model.parameters(), climbs, strict=True):
-                if climb is not None:
-                    each.sub_(climb)
-        optimizer.step()
-        run.losses.append(loss.detach())
-
-
 def gradient_penalty(run: Run) -> None:
     model = run.wrap(Net())
     optimizer = run.sgd(model)
@@ -175,44 +140,6 @@ def several_optimizers(run: Run) -> None:
         if run.step % 3 == 2:
             seldom.step()
             seldom.zero_grad()
-
-
-# Less communication
-
-
-def local_steps(run: Run) -> None:
-    """Local SGD by hand: weights are averaged after every fourth step, which synchronises."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
-    for values in run.batches():
-        optimizer.zero_grad()
-        is_last = run.step % 4 == 3
-        if is_last:
-            loss = loss_of(model, values)
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            with model.no_sync():
-                loss = loss_of(model, values)
-                loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if is_last:
-            with torch.no_grad():
-                for each in model.parameters():
-                    dist.all_reduce(each)
-                    each.div_(dist.get_world_size())
-        run.losses.append(loss.detach())
-
-
-def post_local_sgd(run: Run) -> None:
-    model = run.wrap(Net())
-    begins = 4
-    model.register_comm_hook(PostLocalSGDState(None, dist.new_group(), begins), post_localSGD_hook)
-    averager = PeriodicModelAverager(period=3, warmup_steps=begins)
-    inner = torch.optim.SGD(model.parameters(), 0.05)
-    optimizer = PostLocalSGDOptimizer(inner, averager)
-    run.optimizer(inner)
-    for values in run.batches():
-        descend(run, optimizer, loss_of(model, values))
 
 
 def accumulation(run: Run) -> None:
@@ -409,34 +336,6 @@ def other_thread(run: Run) -> None:
         raise failures[0]
 
 
-def data_thread(run: Run) -> None:
-    """It computes with torch, without the training's random numbers."""
-    batches: queue.Queue[torch.Tensor] = queue.Queue(2)
-    is_over = threading.Event()
-
-    def load() -> None:
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        while not is_over.is_set():
-            values = torch.randn(ROWS, WIDTH, generator=generator)
-            while not is_over.is_set():
-                try:
-                    batches.put(values.softmax(1), timeout=0.1)
-                    break
-                except queue.Full:
-                    pass
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
-        model = run.wrap(Net())
-        optimizer = run.sgd(model)
-        for _ in run.batches():
-            descend(run, optimizer, loss_of(model, batches.get()))
-    finally:
-        is_over.set()
-        thread.join()
-
-
 # A step of one's own
 
 
@@ -477,21 +376,6 @@ def functional(run: Run) -> None:
         with torch.no_grad():
             target = functional_call(module, moved, (values,))
         descend(run, optimizer, (model(values) - target).square().mean())
-
-
-def several_losses(run: Run) -> None:
-    """Their gradients are looked at before they are added up, as multi-task trainings do."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
-    for values in run.batches():
-        found = model(values)
-        losses = [found[:, :4].square().mean(), (found[:, 4:] - 1).abs().mean()]
-        slopes = [torch.autograd.grad(loss, found, retain_graph=True)[0] for loss in losses]
-        weights = [1 / (1 + slope.norm()) for slope in slopes]
-        optimizer.zero_grad()
-        torch.autograd.backward([w * loss for w, loss in zip(weights, losses, strict=True)])
-        optimizer.step()
-        run.losses += [loss.detach() for loss in losses]
 
 
 def two_models(run: Run) -> None:

@@ -9,18 +9,15 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from tests.client.beside_stock.conftest import Beside, table
 from tests.client.beside_stock.side_by_side import (
     Recuts,
     difference,
     layers,
-    normed,
     passes,
     recut,
     side_by_side,
@@ -139,36 +136,6 @@ def power_sgd(recuts: Recuts, at_step: int) -> str | None:
     return found
 
 
-def hook_for_buffers(recuts: Recuts, place: str) -> str | None:
-    """Buffers are added up over the ranks instead of taken from the first one."""
-
-    def added_up(state: object, buffers: dict[str, torch.Tensor]) -> list[Any] | None:
-        works = [
-            dist.all_reduce(buffer, async_op=True)
-            for buffer in buffers.values()
-            if buffer.is_floating_point()
-        ]
-        if place == "POST_FORWARD":
-            # Torch waits for these at the end of the backward pass.
-            return [work.get_future() for work in works]
-        for work in works:
-            work.wait()
-        return None
-
-    def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
-        made = wrapper(module)
-        made._register_buffer_comm_hook(None, added_up, getattr(_BufferCommHookLocation, place))
-        return made
-
-    def train(wrapper: Stock, step: int) -> None:
-        passes(wrapper)
-        with torch.no_grad():
-            for buffer in wrapper.buffers():
-                buffer.clamp_(max=5)
-
-    return side_by_side(normed(), train, recuts, wrap=wrap)
-
-
 @table(
     ("flat", python_hook, tripled, 0),
     ("flat", python_hook, default_hooks.fp16_compress_hook, MIDDLE),
@@ -180,8 +147,6 @@ def hook_for_buffers(recuts: Recuts, place: str) -> str | None:
     ("flat", hook_in_cpp, "FP16_COMPRESS", 0),
     ("flat", power_sgd, 0),
     ("by-node", power_sgd, MIDDLE),
-    ("by-node", hook_for_buffers, "PRE_FORWARD"),
-    ("flat", hook_for_buffers, "POST_FORWARD"),
 )
 def test_hooks_of_the_training_are_torchs(beside: Beside, compare: Any, arguments: Any) -> None:
     beside.check(compare, *arguments)

@@ -1,4 +1,4 @@
-"""Weights that are not plain: shared, sparse, of two dtypes, ignored, with their own optimizer."""
+"""Weights that are not plain: shared, sparse, of two dtypes, in two wrappers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
     _reducer_allreduce_and_upcast_hook,
 )
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as Stock
-from torch.nn.parallel.distributed import _MixedPrecision
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.reducer.offer import refusal_of
@@ -26,22 +24,17 @@ from tests.client.beside_stock.side_by_side import (
     WIDTH,
     Recuts,
     difference,
-    normed,
     recut,
     side_by_side,
-    sizes_only,
     wrapped,
 )
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Of what torch has for CUDA only; on the CPU it fails, and so must ours."""
-
 
 def _backward(wrapper: Stock, step: int) -> None:
-    wrapper(torch.randn(3, WIDTH, device=wrapper.device)).square().mean().backward()
+    wrapper(torch.randn(3, WIDTH)).square().mean().backward()
 
 
 def _layers(*dtypes: torch.dtype) -> nn.Sequential:
@@ -114,13 +107,6 @@ def sparse_gradients(recuts: Recuts, find: bool) -> str | None:
     )
 
 
-def ignored_weights_and_buffers(recuts: Recuts) -> str | None:
-    """Each rank trains the ignored weights on its own, and keeps its own buffer."""
-    model = normed()
-    Stock._set_params_and_buffers_to_ignore_for_model(model, ["2.weight", "1.running_mean"])
-    return side_by_side(model, _backward, recuts)
-
-
 def weights_whose_reduction_is_delayed(recuts: Recuts) -> str | None:
     """Some gradients travel with those of another weight, outside torch's reducer."""
 
@@ -180,7 +166,6 @@ def two_wrappers_of_one_module(recuts: Recuts, as_view: bool) -> str | None:
     ("flat", complex_weights),
     ("flat", sparse_gradients, True),
     ("by-node", sparse_gradients, False),
-    ("by-node", ignored_weights_and_buffers),
     ("flat", weights_whose_reduction_is_delayed),
     ("flat", two_wrappers_of_one_module, True),
     ("by-node", two_wrappers_of_one_module, False),
@@ -188,43 +173,6 @@ def two_wrappers_of_one_module(recuts: Recuts, as_view: bool) -> str | None:
 def test_weights_that_are_not_plain_are_reduced_as_by_torch(
     beside: Beside, compare: Any, arguments: Any
 ) -> None:
-    beside.check(compare, *arguments)
-
-
-def optimizer_in_backward(recuts: Recuts) -> str | None:
-    def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
-        _apply_optimizer_in_backward(
-            torch.optim.SGD, module.parameters(), {"lr": LEARNING_RATE, "momentum": 0.5}
-        )
-        return wrapper(module, gradient_as_bucket_view=True)
-
-    return side_by_side(
-        _layers(*[torch.float32] * 3).to(DEVICE),
-        _backward,
-        sizes_only(recuts),
-        wrap=wrap,
-        optimizer_of=lambda _: torch.optim.SGD([torch.zeros(1)]),
-        error="" if torch.cuda.is_available() else "Cannot access accelerator device",
-    )
-
-
-def mixed_precision(_: Recuts) -> str | None:
-    """Torch's own class is wrong in its first pass, so this says only that ours is no worse."""
-    return side_by_side(
-        _layers(torch.float32, torch.float32).to(DEVICE),
-        _backward,
-        (),
-        error="" if torch.cuda.is_available() else "cpu backend doesn't support events",
-        mixed_precision=_MixedPrecision(*[torch.bfloat16] * 3),
-    )
-
-
-@pytest.mark.skipif(
-    torch.version.cuda is not None and not torch.cuda.is_available(),
-    reason="torch's own class needs a GPU for it in a build that has CUDA",
-)
-@table(("flat", optimizer_in_backward), ("flat", mixed_precision))
-def test_what_torch_has_for_gpus(beside: Beside, compare: Any, arguments: Any) -> None:
     beside.check(compare, *arguments)
 
 

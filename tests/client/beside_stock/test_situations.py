@@ -78,15 +78,12 @@ class Row:
 # Both ways where what is in force is carried out by other code.
 TABLE = (
     Row(they.lbfgs, SHARDED),
-    Row(they.sharpness_aware),
     # Torch itself cannot do this with units that are sharded again.
     Row(they.gradient_penalty),
     # Torch's reducer refuses this.
     Row(they.backward_that_can_be_differentiated, SHARDED),
     Row(they.cached_gradients, SHARDED),
     Row(they.several_optimizers),
-    Row(they.local_steps),
-    Row(they.post_local_sgd, untuned="may keep state for each bucket"),
     Row(they.accumulation, BOTH),
     Row(they.sharded_optimizer),
     Row(they.deterministic_and_with_anomalies_shown, BOTH),
@@ -100,11 +97,9 @@ TABLE = (
     Row(they.replaced_storage),
     Row(they.wrapped_again),
     Row(they.other_thread, SHARDED),
-    Row(they.data_thread),
     Row(they.own_method),
     Row(they.own_method, SHARDED, untuned="the unit (root) is in use"),
     Row(they.functional),
-    Row(they.several_losses),
     Row(they.two_models),
     Row(they.inside_another, tried=PLAIN),
     Row(they.changed_flags, tried=PLAIN),
