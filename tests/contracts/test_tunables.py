@@ -118,6 +118,26 @@ REPLICATED = [
 ]
 
 
+def on(pool: str) -> Any:
+    """The fixture ``ranks`` of a contract: those of a pool."""
+
+    @pytest.fixture
+    def ranks(self: TunableContract, request: pytest.FixtureRequest) -> RankPool:
+        return request.getfixturevalue(pool)
+
+    return ranks
+
+
+def each_of(*cases: Any) -> Any:
+    """Its fixture ``lost``."""
+
+    @pytest.fixture(params=cases, ids=str)
+    def lost(self: TunableContract, request: pytest.FixtureRequest) -> Lost:
+        return request.param
+
+    return lost
+
+
 @SLOW
 class TestReplicated(TunableContract):
     training = Replicated
@@ -127,14 +147,8 @@ class TestReplicated(TunableContract):
         (KEPT, "what its blocks would keep is known after the first steps"),
     )
     different = {"bucket_bytes": 1}, {"bucket_bytes": 2048}
-
-    @pytest.fixture
-    def ranks(self, four_ranks: RankPool) -> RankPool:
-        return four_ranks
-
-    @pytest.fixture(params=REPLICATED, ids=str)
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return request.param
+    ranks = on("four_ranks")
+    lost = each_of(*REPLICATED)
 
 
 class Single:
@@ -175,14 +189,8 @@ class TestSingle(TunableContract):
         (KEPT, "what its blocks would keep is known after the first steps"),
     )
     test_ranks_that_are_told_different_things_stay_with_the_default = None  # type: ignore[assignment]
-
-    @pytest.fixture
-    def ranks(self, one_rank: RankPool) -> RankPool:
-        return one_rank
-
-    @pytest.fixture(params=[{}, {"recomputed_blocks": 2}], ids=str)
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return Lost(KEPT, SWITCHED, 0, earlier=request.param)
+    ranks = on("one_rank")
+    lost = each_of(*(Lost(KEPT, SWITCHED, 0, earlier=e) for e in ({}, {"recomputed_blocks": 2})))
 
 
 KIND = sharded.Kind(micro_batches=(2,), awaits="", clips=True, checkpoints=True)
@@ -295,23 +303,13 @@ class TestSharded(TunableContract):
         ({"bucket_bytes": 2**20}, "units cannot be merged: "),
     )
     different = {"kept_units": 2}, {"kept_units": 4}
-
-    @pytest.fixture
-    def ranks(self, two_ranks: RankPool) -> RankPool:
-        return two_ranks
-
-    @pytest.fixture(
-        params=[
-            pytest.param(
-                lost_of(number, *case),
-                id=" ".join(case),
-                marks=[] if case in FIRST_OF_EACH else [SLOW],
-            )
+    ranks = on("two_ranks")
+    lost = each_of(
+        *(
+            pytest.param(lost_of(number, *case), marks=[] if case in FIRST_OF_EACH else [SLOW])
             for number, case in enumerate(CASES)
-        ]
+        )
     )
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return request.param
 
 
 class Split(Sharded):
@@ -329,36 +327,21 @@ class Experts(Split):
 @SLOW
 class TestSplit(TestSharded):
     training = Split
-
-    @pytest.fixture
-    def ranks(self, four_ranks: RankPool) -> RankPool:
-        return four_ranks
-
-    @pytest.fixture(
-        params=[
-            Lost(CHANGES["eight-bits"], "after it is put", 0),
-            Lost(CHANGES["striped-own-scatter-group"], "second group", 2, is_begun=False),
-            Lost(CHANGES["recompute"], "while units are kept", 3, earlier=EARLIER[1]),
-        ],
-        ids=str,
+    ranks = on("four_ranks")
+    lost = each_of(
+        Lost(CHANGES["eight-bits"], "after it is put", 0),
+        Lost(CHANGES["striped-own-scatter-group"], "second group", 2, is_begun=False),
+        Lost(CHANGES["recompute"], "while units are kept", 3, earlier=EARLIER[1]),
     )
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return request.param
 
 
 class TestExperts(TestSplit):
     training = Experts
     refused = (({"kept_units": 7}, "7 units cannot be kept, as only 6 are gathered twice"),)
-
-    @pytest.fixture(
-        params=[
-            Lost({"bucket_bytes": 300}, "before units are merged", 1, earlier={"kept_units": 4}),
-            Lost(CHANGES["keep"], "after it is put", 3),
-        ],
-        ids=str,
+    lost = each_of(
+        Lost({"bucket_bytes": 300}, "before units are merged", 1, earlier={"kept_units": 4}),
+        Lost(CHANGES["keep"], "after it is put", 3),
     )
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return request.param
 
 
 class Copied(Sharded):
@@ -377,21 +360,12 @@ class TestCopied(TunableContract):
         ({"hierarchical": "shards"}, "hierarchical shards is not possible here"),
     )
     different = {"channels": 2}, {"channels": 4}
-
-    @pytest.fixture
-    def ranks(self, two_ranks: RankPool) -> RankPool:
-        return two_ranks
-
-    @pytest.fixture(
-        params=[
-            Lost({"channels": 4}, "first group", 0, is_begun=False),
-            Lost({"bucket_bytes": 700}, "while units are merged", earlier={"channels": 2}),
-            Lost({"wire_precision": "bf16", "bucket_bytes": 5000}, "after it is put"),
-        ],
-        ids=str,
+    ranks = on("two_ranks")
+    lost = each_of(
+        Lost({"channels": 4}, "first group", 0, is_begun=False),
+        Lost({"bucket_bytes": 700}, "while units are merged", earlier={"channels": 2}),
+        Lost({"wire_precision": "bf16", "bucket_bytes": 5000}, "after it is put"),
     )
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return request.param
 
 
 class Zero:
@@ -426,14 +400,8 @@ class TestZero2(TunableContract):
         ({"channels": 2}, "zero models do not have the knob channels"),
     )
     different = {"bucket_bytes": 400}, {"bucket_bytes": 800}
-
-    @pytest.fixture
-    def ranks(self, two_ranks: RankPool) -> RankPool:
-        return two_ranks
-
-    @pytest.fixture(params=["put", SWITCHED])
-    def lost(self, request: pytest.FixtureRequest) -> Lost:
-        return Lost({"bucket_bytes": 4 * 600, **KEPT}, request.param)
+    ranks = on("two_ranks")
+    lost = each_of(*(Lost({"bucket_bytes": 4 * 600, **KEPT}, at) for at in ("put", SWITCHED)))
 
 
 class TestZero3(TestZero2):

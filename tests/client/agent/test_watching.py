@@ -20,9 +20,9 @@ from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
-FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "hierarchical": "leaders"}]
+FIRST = {"bucket_bytes": 3000}
 SECOND = [{"bucket_bytes": 5000}, {"bucket_bytes": 2000, "hierarchical": "shards"}]
-FLAT = [{"bucket_bytes": 1000, "hierarchical": "leaders"}, {"bucket_bytes": 3000}]
+FLAT = [{"bucket_bytes": 1000, "hierarchical": "leaders"}, FIRST]
 MOST_STEPS = 4000
 
 
@@ -89,13 +89,15 @@ def _two_rounds(url: str) -> tuple[list[tuple[bool, Configuration]], int, list[i
 def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
     four_ranks: RankPool,
 ) -> None:
-    with ScriptedService([FIRST, SECOND]) as service:
+    with ScriptedService([FLAT, SECOND]) as service:
         first, *others = four_ranks.run(_two_rounds, service.url)
         (drift,) = service.bodies("drift")
         progress = service.bodies("progress")[0]
         observed = {batch["trial"] for batch in service.bodies("observations")}
     assert others == [first] * 3
-    seen, changed, _ = first
+    seen, changed, groups = first
+    # All ranks' group and the control group; then three more, made again for the winner.
+    assert groups == [2, 5]
     tuned = [tunes for tunes, _ in seen]
     rounds = [at for at in range(1, len(tuned)) if tuned[at] != tuned[at - 1]]
     assert [tuned[at] for at in rounds] == [False, True, False]
@@ -105,18 +107,10 @@ def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
     assert changed < progress["step"] <= rounds[1]
     assert progress["seconds"] == pytest.approx(0.1)
     ran = [configuration for _, configuration in seen]
-    assert ran[rounds[0] + 2] == Configuration(1000, "leaders")
+    assert ran[rounds[0] + 2] == Configuration(3000)
     assert ran[rounds[1] + 2] == Configuration(5000)
     assert ran[-1] == Configuration(2000, "shards")
     assert observed == {0, 1, 2, 3}
-
-
-@pytest.mark.slow
-def test_groups_that_a_round_needs_are_made_again(four_ranks: RankPool) -> None:
-    with ScriptedService([FLAT, SECOND]) as service:
-        for _, _, groups in four_ranks.run(_two_rounds, service.url):
-            # All ranks' group and the control group; then three more for the winner.
-            assert groups == [2, 5]
 
 
 def _reconfigured_at_the_end(url: str) -> tuple[list[int], Configuration]:
@@ -157,7 +151,7 @@ def _watched_without_service(url: str) -> set[tuple[bool, Configuration]]:
 
 
 def test_a_service_that_is_gone_while_watching_costs_no_step(two_ranks: RankPool) -> None:
-    with ScriptedService([[FIRST[0]]], refuses={"drift": 503}) as service:
+    with ScriptedService([[FIRST]], refuses={"drift": 503}) as service:
         results = two_ranks.run(_watched_without_service, service.url)
     assert results == [{(False, Configuration(3000))}] * 2
 
@@ -182,7 +176,7 @@ def _two_models(url: str) -> list[tuple[bool, bool]]:
 def test_models_of_one_process_do_not_take_one_anothers_tuning_for_drift(
     two_ranks: RankPool,
 ) -> None:
-    with ScriptedService([[FIRST[0]]], steps=200) as service:
+    with ScriptedService([[FIRST]], steps=200) as service:
         one, other = two_ranks.run(_two_models, service.url)
         assert service.bodies("drift") == []
         assert len(service.bodies("PUT")) == 2
@@ -204,7 +198,7 @@ def _after_an_unfinished_one(url: str) -> list[Configuration]:
 def test_a_model_that_trains_no_more_does_not_hold_up_the_next(
     two_ranks: RankPool,
 ) -> None:
-    with ScriptedService([[FIRST[0]]]) as service:
+    with ScriptedService([[FIRST]]) as service:
         for first, second in two_ranks.run(_after_an_unfinished_one, service.url):
             assert first != Configuration(3000)
             assert second == Configuration(3000)

@@ -139,7 +139,7 @@ class _Broken(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
         if _Broken.told:
             raise ArithmeticError("broken")
         return gradient
@@ -287,7 +287,7 @@ class _Gone(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return (None if ctx.gone else gradient), None
 
 

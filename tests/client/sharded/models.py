@@ -430,9 +430,6 @@ def _between(model: Any, kind: Kind) -> list[float]:
         return _evaluated(model, kind)
     if kind.between in ("dropped graph", "no optimizer"):
         return [model(inputs).sum().item()]
-    if kind.between == "block alone":
-        with torch.no_grad():
-            return [model.blocks[2](inputs).sum().item()]
     return []
 
 

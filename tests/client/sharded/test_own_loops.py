@@ -266,31 +266,23 @@ def test_with_kept_units(
     assert two_ranks.run(partial(differs, loop, changes, **kind)) == [[], []]
 
 
+trains_a_block_first = partial(trains_a_block_alone, is_first=True)
+MERGED = {
+    "alone": (trains_a_block_alone, SOME_AS_ONE),
+    "first": (trains_a_block_first, {**ALL_AS_ONE, **ALL_KEPT}),
+    "validates": (validates_carelessly, SOME_AS_ONE),
+    "generates": (generates, {**ALL_AS_ONE, **ALL_KEPT}),
+    "freezes": (freezes_before_backward, SOME_AS_ONE),
+}
+
+
 @MERGES
-@pytest.mark.parametrize(
-    "loop",
-    [
-        trains_a_block_alone,
-        partial(trains_a_block_alone, is_first=True),
-        validates_carelessly,
-        generates,
-        freezes_before_backward,
-    ],
-    ids=lambda loop: getattr(loop, "__name__", "block first"),
-)
-@pytest.mark.parametrize(
-    "change",
-    [
-        ALL_AS_ONE,
-        pytest.param(SOME_AS_ONE, marks=pytest.mark.slow),
-        pytest.param({**ALL_AS_ONE, **ALL_KEPT}, marks=pytest.mark.slow),
-    ],
-)
-def test_with_merged_units(
-    two_ranks: RankPool, loop: Callable[[Any], Step], change: dict[str, Any]
-) -> None:
-    changes: dict[int, dict[str, Any]] = {4: change, 6: {}, 7: change}
-    assert two_ranks.run(differs, loop, changes) == [[], []]
+@pytest.mark.parametrize("is_all", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MERGED)
+def test_with_merged_units(two_ranks: RankPool, name: str, is_all: bool) -> None:
+    loop, change = MERGED[name]
+    change = ALL_AS_ONE if is_all else change
+    assert two_ranks.run(differs, loop, {4: change, 6: {}, 7: change}) == [[], []]
 
 
 @MERGES

@@ -1,5 +1,5 @@
 """A loop as torchtitan writes it: activation checkpoints, compiled blocks, then ``fully_shard``
-with precisions and prefetch lists of its own; distributed checkpoints."""
+with precisions and prefetch lists of its own."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import copy
 import os
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -33,12 +29,13 @@ from bagua_client import Configuration
 from bagua_client.communication import link
 from bagua_client.integrations.sharded_model import tunable_of
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.sharded.test_checkpoints import difference
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
 
 TOKENS, WIDTH, BLOCKS, MICRO_BATCHES = 32, 8, 4, 2
-MOST_STEPS, STEPS_AFTER, SAVED_EVERY = 400, 6, 4
+MOST_STEPS, STEPS_AFTER = 400, 6
 DEFAULT = Configuration(1024, recomputed_blocks=4)
 """The embedding has so many bytes, a block more."""
 TRIED = (
@@ -148,15 +145,6 @@ class _Trainer:
         weights = get_model_state_dict(self.model)
         return {**weights, **get_optimizer_state_dict(self.model, self.optimizer, options=options)}
 
-    def load(self, folder: Path) -> None:
-        state = self.state()
-        dcp.load(state, checkpoint_id=folder)
-        options = StateDictOptions(flatten_optimizer_state_dict=True)
-        names = get_model_state_dict(self.model)
-        weights = {name: state.pop(name) for name in names}
-        set_model_state_dict(self.model, weights)
-        set_optimizer_state_dict(self.model, self.optimizer, state, options=options)
-
 
 def _values(state: dict[str, Any]) -> dict[str, Any]:
     values = {
@@ -166,28 +154,13 @@ def _values(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(values)
 
 
-def _unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    if list(one) != list(other):
-        return [f"names {[*one]} and {[*other]}"]
-    return [
-        name
-        for name, value in one.items()
-        if not (
-            torch.equal(value, other[name])
-            if isinstance(value, torch.Tensor)
-            else value == other[name]
-        )
-    ]
-
-
-def _trained(url: str, folder: Path) -> tuple[list[str], list[str], str]:
+def _trained(url: str) -> tuple[list[str], list[str], str]:
     """What differs from stock; what was in force; how the tuning ended."""
     ours = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
     small = mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
     with small, mock.patch.dict(os.environ, ours):
         stock, tuned = _Trainer(_parallelized()), _Trainer(bagua_client.tune(_parallelized()))
         differing, in_force, left, step = [], [], STEPS_AFTER, 0
-        saved: dict[str, dict[str, Any]] = {}
         while left and step < MOST_STEPS and not differing:
             expected, found = stock.step(step), tuned.step(step)
             if expected != found:
@@ -195,24 +168,17 @@ def _trained(url: str, folder: Path) -> tuple[list[str], list[str], str]:
             step += 1
             now = str(tunable_of(tuned.model).layout.configuration)
             if now not in in_force:
-                # A checkpoint under each configuration.
                 in_force.append(now)
-                dcp.save(tuned.state(), checkpoint_id=folder / str(len(in_force)))
-                saved[str(len(in_force))] = _values(stock.state())
+                # What a checkpoint has under each configuration.
+                differing += difference(_values(stock.state()), _values(tuned.state()))
             left -= tuned.model.tuning.state == "finished"
-        differing += _unequal(_values(stock.state()), _values(tuned.state()))
-        for name, expected_state in saved.items():
-            for trainer in (_Trainer(_parallelized()), tuned):
-                if trainer is not tuned:
-                    trainer.step(0)
-                trainer.load(folder / name)
-                differing += _unequal(expected_state, _values(trainer.state()))
+        differing += difference(_values(stock.state()), _values(tuned.state()))
         return differing, in_force, tuned.model.tuning.state
 
 
-def test_it_is_tuned_and_trains_as_with_stock(two_ranks: RankPool, tmp_path: Path) -> None:
+def test_it_is_tuned_and_trains_as_with_stock(two_ranks: RankPool) -> None:
     with ScriptedService([[each.to_json() for each in (*TRIED, DEFAULT)]]) as service:
-        found = two_ranks.run(_trained, service.url, tmp_path)
+        found = two_ranks.run(_trained, service.url)
         assert service.bodies("disagreement") == []
     (differing, in_force, state), other = found
     assert other == (differing, in_force, state)
