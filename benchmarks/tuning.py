@@ -3,6 +3,7 @@
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
+python benchmarks/tuning.py --parts noise --searcher belief --beside .
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
+from bagua_autotune.search import names
+from bagua_autotune.search.searcher import USUAL
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
@@ -273,6 +276,12 @@ def parse() -> argparse.Namespace:
     of_noise.add_argument(
         "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
     )
+    of_noise.add_argument(
+        "--searcher",
+        choices=names(),
+        default=USUAL,
+        help="what --beside runs has the usual one",
+    )
     options = parser.parse_args()
     if options.beside and NOISE not in options.parts.split(","):
         parser.error(f"--beside needs the part {NOISE}")
@@ -299,7 +308,11 @@ def main() -> None:
         "drift": lambda: drift(NOISE_OF_STEPS, QUIET_STEPS),
         "warm start": lambda: warm_start(NOISE_OF_STEPS),
         NOISE: lambda: noisy.run(
-            options.tunings, options.processes, options.draw, tuple(options.rivals)
+            options.tunings,
+            options.processes,
+            options.draw,
+            tuple(options.rivals),
+            options.searcher,
         ),
     }
     parts: dict[str, list[Row]] = {}

@@ -18,6 +18,9 @@ from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_lar
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import (
+    CLEAR_GAIN,
+    GAIN_THAT_MATTERS,
+    MOST_PAIRS,
     being_confirmed,
     confirm,
     confirmed_gain,
@@ -37,7 +40,7 @@ from bagua_autotune.model.reasons import (
     failure_code,
 )
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.search import Problem, Searcher
+from bagua_autotune.search import Believes, Problem, Searcher
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import RECOMPUTED_KNOB
 from bagua_wire.messages import DISAGREED
@@ -45,6 +48,9 @@ from bagua_wire.messages import DISAGREED
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
+# Where the searcher says whether its best is faster, so many visits to the default, and to what is
+# not far faster, come first.
+FEWEST_VISITS = 2
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ def decide(
     problem: Callable[[], Problem],
     make_searcher: Callable[[Problem], Searcher],
     trial_steps: float = TRIAL_STEPS,
+    is_believed: bool = False,
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
@@ -120,6 +127,7 @@ def decide(
         problem: all that may be tried, the default first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
+        is_believed: the searcher says itself whether its best is faster; see Believes.
     """
     job, trials = round_.job, round_.trials
     is_new = round_.number == 0 and not trials
@@ -133,11 +141,15 @@ def decide(
     start = _start(basis)
     if start is not None:
         return start
-    winner = being_confirmed(round_)
+    winner = None if is_believed else being_confirmed(round_)
     if winner is None:
-        found = _search(basis, _allowed(basis, problem()), make_searcher, trial_steps)
+        allowed = _allowed(basis, problem())
+        searcher = _tell(basis, make_searcher(allowed), with_open=True)
+        found = _search(basis, allowed, searcher, trial_steps)
         if not isinstance(found, Configuration):
             return found
+        if isinstance(searcher, Believes) and found != job.baseline:
+            return _believe(basis, searcher, found)
         winner = found
     if winner == job.baseline:
         return Keep(job.baseline)
@@ -147,6 +159,28 @@ def decide(
     if confirmation.gain is None or confirmation.gain.low <= 0:
         return Keep(job.baseline)
     return Keep(winner, confirmation.gain)
+
+
+def _believe(basis: _Basis, searcher: Believes, winner: Configuration) -> Propose | Keep:
+    """What follows a search whose searcher says itself whether its best is faster: another visit to
+    one of the two sides, until it is sure. Which is the best may change meanwhile."""
+    round_, job, trials = basis.round, basis.job, basis.visits.undisturbed
+    own, default = (
+        sum(trial.configuration == side and trial.estimate is not None for trial in trials)
+        for side in (winner, job.baseline)
+    )
+    found = searcher.gain(winner, job.baseline)
+    gain = Interval(*(round_.scale * each for each in (found.center, found.low, found.high)))
+    visits = sum(trial.purpose == "confirm" for trial in basis.trials)
+    # All gains are over the default's cost, which one bad moment would make too high.
+    is_seen = default >= FEWEST_VISITS and (found.center >= CLEAR_GAIN or own >= FEWEST_VISITS)
+    is_over = round_.is_out_of_time or visits >= 2 * MOST_PAIRS
+    if gain.low > 0 and (is_seen or is_over):
+        return Keep(winner, gain)
+    if is_over or (is_seen and gain.high < GAIN_THAT_MATTERS * round_.scale):
+        return Keep(job.baseline)
+    is_next = own <= default and default >= FEWEST_VISITS
+    return Propose("confirm", winner if is_next else job.baseline)
 
 
 def _start(basis: _Basis) -> Propose | Keep | None:
@@ -179,19 +213,17 @@ def _start(basis: _Basis) -> Propose | Keep | None:
 def _search(
     basis: _Basis,
     problem: Problem,
-    make_searcher: Callable[[Problem], Searcher],
+    searcher: Searcher,
     trial_steps: float,
 ) -> Propose | Keep | Configuration:
-    """The next search trial, or the winner of the search."""
+    """The next search trial, or the winner of the search.
+
+    Args:
+        searcher: was told all trials.
+    """
     job, trials, scale = basis.job, basis.trials, basis.round.scale
     visits = basis.visits
     searches = [trial for trial in trials if trial.purpose == "search"]
-    searcher = _tell(basis, make_searcher(problem))
-    for trial in trials:
-        if trial.is_open:
-            expected = searcher.expected_cost(trial.configuration)
-            error = visits.step_spread / scale
-            searcher.tell(trial.configuration, expected, error)
     is_confirming = len(searches) < len(trials)
     ending: Ending | None = Ending.ENOUGH
     if not is_confirming:
@@ -261,9 +293,12 @@ def _allowed(basis: _Basis, problem: Problem) -> Problem:
     return replace(problem, candidates=allowed)
 
 
-def _tell(basis: _Basis, searcher: Searcher) -> Searcher:
+def _tell(basis: _Basis, searcher: Searcher, with_open: bool = False) -> Searcher:
     """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
     means.
+
+    Args:
+        with_open: a trial that runs cost what the searcher expects of it.
     """
     scale = basis.round.scale
     for trial in basis.visits.undisturbed:
@@ -272,6 +307,10 @@ def _tell(basis: _Basis, searcher: Searcher) -> Searcher:
             # What visits differ by the search finds by itself, from all that it is told.
             error = basis.visits.error_inside(found) / scale
             searcher.tell(trial.configuration, found.center / scale, error)
+    for trial in basis.trials if with_open else ():
+        if trial.is_open:
+            expected = searcher.expected_cost(trial.configuration)
+            searcher.tell(trial.configuration, expected, basis.visits.step_spread / scale)
     return searcher
 
 

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from bagua_autotune.costs import Predictor
-from bagua_autotune.search.searcher import Predicts, Problem, Searcher, make_searcher, names
+from bagua_autotune.search.searcher import (
+    Believes,
+    Predicts,
+    Problem,
+    Searcher,
+    believes,
+    make_searcher,
+    names,
+)
 
-__all__ = ["Predictor", "Predicts", "Problem", "Searcher", "make_searcher", "names"]
+__all__ = [
+    "Believes",
+    "Predictor",
+    "Predicts",
+    "Problem",
+    "Searcher",
+    "believes",
+    "make_searcher",
+    "names",
+]

@@ -219,5 +219,8 @@ class BayesianSearcher:
 
     def _posterior(self) -> Posterior:
         if self._fitted is None:
-            self._fitted = best_posterior(self._problem, self._knobs, self._told)
+            self._fitted = self._fit()
         return self._fitted
+
+    def _fit(self) -> Posterior:
+        return best_posterior(self._problem, self._knobs, self._told)

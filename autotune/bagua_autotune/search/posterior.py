@@ -40,7 +40,11 @@ class Told(NamedTuple):
 class Posterior:
     """A process fitted to the measured costs.
 
+    Args:
+        is_averaged: over all likely settings of the process; else it has the likeliest.
+
     Attributes:
+        process: the fitted one.
         doubted: points that must be measured again before they can be the best.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
@@ -53,22 +57,24 @@ class Posterior:
         errors: Floats,
         prior: Prior | None,
         doubted: Collection[Configuration] = (),
+        is_averaged: bool = False,
     ) -> None:
-        from bagua_autotune.search.process import CandidateProcess  # here: takes long to import
+        # Here, as it takes long to import.
+        from bagua_autotune.search.process import AveragedProcess, CandidateProcess
 
         self.points = points
         self._told = told
         self.doubted = doubted
         rows = np.array(points.rows([t.configuration for t in told]))
         costs = np.array([t.cost for t in told])
-        self._process = CandidateProcess(points, rows, costs, errors, prior)
-        residuals, variances = self._process.loo_residuals, self._process.loo_variances
-        self.likelihood = float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
+        make = AveragedProcess if is_averaged else CandidateProcess
+        self.process = make(points, rows, costs, errors, prior)
+        self.likelihood = self.process.likelihood
 
     @property
     def means(self) -> Floats:
         """Posterior means of the cost, in the order of the points."""
-        return self._process.means
+        return self.process.means
 
     def means_of(self, configurations: Sequence[Configuration]) -> Floats:
         found: Floats = self.means[self.points.rows(configurations)]
@@ -76,7 +82,7 @@ class Posterior:
 
     def errors_of(self, configurations: Sequence[Configuration]) -> Floats:
         """Posterior standard deviations of their costs."""
-        found: Floats = np.sqrt(self._process.variances[self.points.rows(configurations)])
+        found: Floats = np.sqrt(self.process.variances[self.points.rows(configurations)])
         return found
 
     @cached_property
@@ -94,13 +100,18 @@ class Posterior:
     @cached_property
     def improvements(self) -> Floats:
         """How far below the best so far each point is expected to be."""
-        return self._process.improvements(self.incumbent)
+        return self.process.improvements(self.incumbent)
 
 
-def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
+def best_posterior(
+    problem: Problem, knobs: Space, told: Sequence[Told], is_averaged: bool = False
+) -> Posterior:
     """The posterior from the cost model, or the plain one if that explains the costs better.
 
     Its points are the candidates, then other measured configurations.
+
+    Args:
+        is_averaged: see Posterior.
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
@@ -109,17 +120,17 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     errors = _errors(told)
     model = problem.predictor
     if model is None:
-        return Posterior(points, told, errors, None)
+        return Posterior(points, told, errors, None, (), is_averaged)
     prior = Prior(model.predict(every), model.deviations(every), model.misfit)
     doubted: set[Configuration] = set()
     if len(told) >= FEWEST_FOR_OUTLIERS:
         found = _Outliers(points, told, prior)
         errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
         doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
-    guided = Posterior(points, told, errors, prior, doubted)
+    guided = Posterior(points, told, errors, prior, doubted, is_averaged)
     if len(told) < 2:
         return guided
-    plain = Posterior(points, told, errors, None, doubted)
+    plain = Posterior(points, told, errors, None, doubted, is_averaged)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
 

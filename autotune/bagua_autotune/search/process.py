@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -40,6 +41,11 @@ MISFIT_SHARE = 1.2
 SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 # How much repeated trials of one configuration differ beyond their own errors.
 REPEAT_ERRORS = (0.003, 0.03)
+# Of processes that are averaged: on some machines visits of one configuration differ by 10 %. A
+# factor of e more or less than usual costs an eighth of a unit of log likelihood.
+AVERAGED_REPEAT_ERRORS, USUAL_REPEAT_ERROR = (0.003, 0.015, 0.04, 0.1), 0.015
+# A setting that is less likely, beside all others, changes nothing.
+LEAST_WEIGHT = 0.02
 
 
 class KernelSettings(NamedTuple):
@@ -131,6 +137,7 @@ class CandidateProcess(Process):
         costs: measured.
         errors: the standard error of each.
         prior: what the cost model says of the points; None: nothing is known.
+        settings: None: the likeliest ones of the grid.
 
     Attributes:
         settings: chosen.
@@ -139,7 +146,13 @@ class CandidateProcess(Process):
     """
 
     def __init__(
-        self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
+        self,
+        points: Points,
+        rows: Rows,
+        costs: Floats,
+        errors: Floats,
+        prior: Prior | None,
+        settings: KernelSettings | None = None,
     ) -> None:
         self._points = points
         count = len(points.inputs)
@@ -150,13 +163,20 @@ class CandidateProcess(Process):
         residuals -= level
         self._known = LEVEL_VARIANCE + self._deviations[:, rows].T @ self._deviations[:, rows]
         self._errors = np.square(errors) + 1e-10
-        self.settings = self._choose(rows, residuals, prior.misfit if prior else 0.0)
+        self._costs = rows, residuals, prior.misfit if prior else 0.0
+        self.settings = settings or self._choose()
         shapes = self._shapes(points.inputs[rows], self.settings.size_scale)
         covariance = self._covariance(shapes, self.settings)
         super().__init__(rows, residuals, covariance, level, prior_means)
         diagonal = np.diag(self._inverse)
         self.loo_residuals = self._weights / diagonal
         self.loo_variances = 1.0 / diagonal
+
+    @property
+    def likelihood(self) -> float:
+        """Leave-one-out log predictive density of the costs, but for a constant."""
+        residuals, variances = self.loo_residuals, self.loo_variances
+        return float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
 
     def _prior(self, rows: Rows) -> Floats:
         known = LEVEL_VARIANCE + self._deviations.T @ self._deviations[:, rows]
@@ -182,27 +202,96 @@ class CandidateProcess(Process):
         found[np.diag_indices_from(found)] += self._errors + settings.repeat_error**2
         return found
 
-    def _choose(self, rows: Rows, residuals: Floats, misfit: float) -> KernelSettings:
-        """The settings of the highest likelihood.
+    def unlikelihoods(
+        self, repeat_errors: Sequence[float] = REPEAT_ERRORS
+    ) -> list[tuple[float, KernelSettings]]:
+        """How unlikely each setting of the grid is, as a negative logarithm; but for a constant.
 
-        Args:
-            misfit: the least amplitude. The measured costs cannot show it, as the cost model was
-                fitted to them.
+        The cost model's misfit gives the least amplitude. The measured costs cannot show it, as the
+        model was fitted to them.
         """
+        rows, residuals, misfit = self._costs
         factor = max(1.0, MISFIT_SHARE * misfit / AMPLITUDES[0])
         # The error of a wrong model changes fast with the size.
         is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
         inputs = self._points.inputs[rows]
         shapes = {scale: self._shapes(inputs, scale) for scale in scales}
-        best, lowest = KernelSettings(AMPLITUDES[0], scales[0], REPEAT_ERRORS[0]), math.inf
-        for usual, scale, error in product(AMPLITUDES, scales, REPEAT_ERRORS):
+        found = []
+        for usual, scale, error in product(AMPLITUDES, scales, repeat_errors):
             settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error)
             value = unlikelihood(self._covariance(shapes[scale], settings), residuals)
             value += 0.5 * math.log(usual / USUAL_AMPLITUDE) ** 2 / 2
+            found.append((value, settings))
+        return found
+
+    def _choose(self) -> KernelSettings:
+        """The settings of the highest likelihood."""
+        (lowest, best), *others = self.unlikelihoods()
+        for value, settings in others:
             if value < lowest - TIE:
                 best, lowest = settings, value
         return best
+
+
+class AveragedProcess:
+    """The processes of all likely settings, each weighed by how likely it is: of few costs nobody
+    can tell whether visits differ or configurations do.
+
+    Args: see CandidateProcess.
+
+    Attributes:
+        parts: the weight, of 1 in all, and the process of each setting.
+    """
+
+    def __init__(
+        self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
+    ) -> None:
+        told = points, rows, costs, errors, prior
+        usual = KernelSettings(AMPLITUDES[0], SIZE_LENGTH_SCALES[0], USUAL_REPEAT_ERROR)
+        found = [
+            (value + math.log(each.repeat_error / USUAL_REPEAT_ERROR) ** 2 / 8, each)
+            for value, each in CandidateProcess(*told, usual).unlikelihoods(AVERAGED_REPEAT_ERRORS)
+        ]
+        lowest = min(value for value, _ in found)
+        likely = [(math.exp(lowest - value), each) for value, each in found]
+        likely = [(weight, each) for weight, each in likely if weight > LEAST_WEIGHT]
+        total = sum(weight for weight, _ in likely)
+        self.parts = [(weight / total, CandidateProcess(*told, each)) for weight, each in likely]
+
+    @property
+    def likelihood(self) -> float:
+        """See CandidateProcess; the mean."""
+        return sum(weight * process.likelihood for weight, process in self.parts)
+
+    @cached_property
+    def means(self) -> Floats:
+        """See Process."""
+        return self._mean([process.means for _, process in self.parts])
+
+    @cached_property
+    def variances(self) -> Floats:
+        """See Process: by how much each process is unsure, and by how much they differ."""
+        apart = [np.square(process.means - self.means) for _, process in self.parts]
+        each = [process.variances for _, process in self.parts]
+        return self._mean([own + other for own, other in zip(each, apart, strict=True)])
+
+    def improvements(self, best: int) -> Floats:
+        """See Process."""
+        return self._mean([process.improvements(best) for _, process in self.parts])
+
+    def difference(self, one: int, other: int) -> tuple[float, float]:
+        """The expected cost of one candidate less that of another, and its standard deviation."""
+        mean, square = float(self.means[one] - self.means[other]), 0.0
+        for weight, each in self.parts:
+            own = each.variances[one] + each.variances[other] - 2 * each.covariances(one)[other]
+            apart = float(each.means[one] - each.means[other]) - mean
+            square += weight * (max(float(own), 0.0) + apart**2)
+        return mean, math.sqrt(square)
+
+    def _mean(self, found: Sequence[Floats]) -> Floats:
+        total: Floats = np.average(found, axis=0, weights=[weight for weight, _ in self.parts])
+        return total
 
 
 class _Normal(NamedTuple):

@@ -22,6 +22,7 @@ GROUP = "bagua_autotune.searchers"
 USUAL = "bayesian"
 OURS = {
     USUAL: "bagua_autotune.search.bayesian:BayesianSearcher",
+    "belief": "bagua_autotune.search.belief:BeliefSearcher",
     "random": "bagua_autotune.search.random:RandomSearcher",
 }
 
@@ -117,6 +118,18 @@ class Predicts(Protocol):
         """
 
 
+@runtime_checkable
+class Believes(Protocol):
+    """A searcher that knows by itself whether its best is faster than the default.
+
+    Its word is taken, and nothing is measured in turns: see ``deciding/decision.py``.
+    """
+
+    def gain(self, configuration: Configuration, default: Configuration) -> Interval:
+        """The default's cost less a measured configuration's, with the interval that is claimed;
+        unbounded before both are measured."""
+
+
 Factory = Callable[[Problem], Searcher]
 
 
@@ -137,6 +150,15 @@ def make_searcher(name: str, problem: Problem) -> Searcher:
         ValueError: there is none.
     """
     return _factory(name)(problem)
+
+
+def believes(name: str) -> bool:
+    """Whether the search method of this name says itself whether its best is faster.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return hasattr(_factory(name), "gain")
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from bagua_autotune.search.searcher import USUAL
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
@@ -124,6 +125,7 @@ class Setting:
         seed: the weather's, and the job's.
         draw: the seed of the drawn jobs; None: a case of the fixed list.
         rivals: names of other searches that get as many steps.
+        searcher: the search method's name; see bagua_autotune.search.
     """
 
     problem: int
@@ -131,6 +133,7 @@ class Setting:
     seed: int
     draw: int | None = None
     rivals: tuple[str, ...] = ()
+    searcher: str = USUAL
 
 
 def tune(setting: Setting) -> Row:
@@ -138,7 +141,8 @@ def tune(setting: Setting) -> Row:
     logging.disable(logging.WARNING)
     case, times = case_of(setting.draw, setting.problem), truth_of(setting.draw, setting.problem)
     store = Store("sqlite://")
-    job = WeatheredJob.make(Tuner(store), case.simulator, setting.climate, setting.seed)
+    tuner = Tuner(store, searcher=setting.searcher)
+    job = WeatheredJob.make(tuner, case.simulator, setting.climate, setting.seed)
     job.run(MOST_STEPS, until_finished=True)
     row = ended(job, times)
     trials = [
@@ -168,23 +172,31 @@ def _rival(name: str, setting: Setting, ours: Row) -> Row:
     }
 
 
-def settings(tunings: int, draw: int, rivals: tuple[str, ...] = ()) -> list[Setting]:
+def settings(
+    tunings: int, draw: int, rivals: tuple[str, ...] = (), searcher: str = USUAL
+) -> list[Setting]:
     """So many in each climate; every second job is drawn, the others are of the fixed list in turn.
 
     A job meets all climates one after the other, so that its truth is worked out once.
     """
     fixed = len(cases())
     return [
-        Setting(number // 2, climate, number, draw, rivals)
+        Setting(number // 2, climate, number, draw, rivals, searcher)
         if number % 2
-        else Setting(number // 2 % fixed, climate, number, rivals=rivals)
+        else Setting(number // 2 % fixed, climate, number, None, rivals, searcher)
         for number in range(tunings)
         for climate in CLIMATES
     ]
 
 
-def run(tunings: int, processes: int, draw: int, rivals: tuple[str, ...] = ()) -> list[Row]:
+def run(
+    tunings: int,
+    processes: int,
+    draw: int,
+    rivals: tuple[str, ...] = (),
+    searcher: str = USUAL,
+) -> list[Row]:
     """All settings, in so many processes; in the order of the settings."""
-    every = settings(tunings, draw, rivals)
+    every = settings(tunings, draw, rivals, searcher)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return list(pool.imap(tune, every, chunksize=len(CLIMATES)))

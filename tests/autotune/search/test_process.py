@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, LogInteger
 from bagua_autotune.search.points import Floats, Points, Prior
-from bagua_autotune.search.process import CandidateProcess
+from bagua_autotune.search.process import AveragedProcess, CandidateProcess
 from bagua_wire.configuration import Configuration
 
 SPACE = {
@@ -159,3 +159,40 @@ def test_sizes_are_points_on_a_line_and_names_are_equally_far_apart() -> None:
     names = POINTS.inputs[:3, ~POINTS.is_size]
     distances = [np.linalg.norm(names[i] - names[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert distances == pytest.approx([distances[0]] * 3)
+
+
+@settings(max_examples=20)
+@given(ROWS, st.integers(0, 2**32), st.floats(0.001, 0.2))
+def test_an_average_is_that_of_its_likely_processes_and_as_unsure_as_they_differ(
+    rows: list[int], seed: int, noise: float
+) -> None:
+    costs = np.random.default_rng(seed).normal(0, noise, len(rows))
+    errors = np.full(len(rows), 0.01)
+    averaged = AveragedProcess(POINTS, np.array(rows), costs, errors, None)
+    weights = [weight for weight, _ in averaged.parts]
+    assert sum(weights) == pytest.approx(1.0)
+    # Drawn: which of the processes is right, then a cost from it.
+    rng = np.random.default_rng(0)
+    one, other = rows[0], rows[-1]
+    drawn = []
+    for place in rng.choice(len(weights), 4000, p=weights):
+        process = averaged.parts[place][1]
+        pair = [one, other]
+        own = np.diag(process.variances[pair])
+        own[0, 1] = own[1, 0] = process.covariances(one)[other]
+        drawn.append(rng.multivariate_normal(process.means[pair], own))
+    apart = np.subtract(*np.transpose(drawn))
+    mean, deviation = averaged.difference(one, other)
+    assert mean == pytest.approx(apart.mean(), abs=5 * deviation / np.sqrt(4000))
+    assert deviation == pytest.approx(apart.std(), rel=0.15)
+    assert averaged.means[one] - averaged.means[other] == pytest.approx(mean)
+
+
+def test_visits_that_differ_make_an_average_less_sure_than_the_likeliest_process() -> None:
+    rows = np.array([0, 0, 0, 12, 12, 12])
+    costs = np.array([0.0, 0.1, 0.05, -0.2, -0.32, -0.26])
+    errors = np.full(6, 0.005)
+    averaged = AveragedProcess(POINTS, rows, costs, errors, None)
+    _, deviation = averaged.difference(0, 12)
+    alike = AveragedProcess(POINTS, rows, np.repeat([0.05, -0.26], 3), errors, None)
+    assert deviation > 2 * alike.difference(0, 12)[1]
