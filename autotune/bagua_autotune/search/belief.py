@@ -35,7 +35,10 @@ class BeliefSearcher(BayesianSearcher):
         assert isinstance(process, AveragedProcess)  # asked for below
         one, other = posterior.points.rows([default, configuration])
         mean, deviation = process.difference(one, other)
-        reach = CLAIMED_DEVIATIONS * deviation
+        # The best is chosen for its visits, whose luck the process knows as little as its size.
+        visits = sum(told.configuration == configuration for told in self._told)
+        luck = process.repeat_error / math.sqrt(max(visits, 1))
+        reach = CLAIMED_DEVIATIONS * math.hypot(deviation, luck)
         return Interval(mean, mean - reach, mean + reach)
 
     def _fit(self) -> Posterior:

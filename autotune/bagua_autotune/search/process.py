@@ -289,6 +289,11 @@ class AveragedProcess:
             square += weight * (max(float(own), 0.0) + apart**2)
         return mean, math.sqrt(square)
 
+    @property
+    def repeat_error(self) -> float:
+        """How much repeated trials of one configuration differ beyond their own errors."""
+        return math.sqrt(sum(w * each.settings.repeat_error**2 for w, each in self.parts))
+
     def _mean(self, found: Sequence[Floats]) -> Floats:
         total: Floats = np.average(found, axis=0, weights=[weight for weight, _ in self.parts])
         return total
