@@ -128,6 +128,24 @@ class Process(ABC):
         """Those of all candidates with themselves."""
 
 
+class _Correlations:
+    """Of some points, or of all points with them; each is worked out once."""
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+        self._known: dict[tuple[bytes, float, bool], Floats] = {}
+
+    def of(self, rows: Rows, size_scale: float, with_all: bool = False) -> Floats:
+        """Shape (rows, rows), or (points, rows)."""
+        key = rows.tobytes(), size_scale, with_all
+        if key not in self._known:
+            scales = np.where(self._points.is_size, size_scale, CATEGORICAL_LENGTH_SCALE)
+            kernel, inputs = Matern(scales, nu=2.5), self._points.inputs
+            own = inputs[rows]
+            self._known[key] = kernel(inputs, own) if with_all else kernel(own)
+        return self._known[key]
+
+
 class CandidateProcess(Process):
     """A process of the points' costs over what the cost model says of them.
 
@@ -138,6 +156,7 @@ class CandidateProcess(Process):
         errors: the standard error of each.
         prior: what the cost model says of the points; None: nothing is known.
         settings: None: the likeliest ones of the grid.
+        correlations: of other processes of the same points.
 
     Attributes:
         settings: chosen.
@@ -153,8 +172,9 @@ class CandidateProcess(Process):
         errors: Floats,
         prior: Prior | None,
         settings: KernelSettings | None = None,
+        correlations: _Correlations | None = None,
     ) -> None:
-        self._points = points
+        self._correlations = correlations or _Correlations(points)
         count = len(points.inputs)
         prior_means = np.zeros(count) if prior is None else prior.means
         self._deviations = np.zeros((0, count)) if prior is None else prior.deviations
@@ -165,7 +185,7 @@ class CandidateProcess(Process):
         self._errors = np.square(errors) + 1e-10
         self._costs = rows, residuals, prior.misfit if prior else 0.0
         self.settings = settings or self._choose()
-        shapes = self._shapes(points.inputs[rows], self.settings.size_scale)
+        shapes = self._correlations.of(rows, self.settings.size_scale)
         covariance = self._covariance(shapes, self.settings)
         super().__init__(rows, residuals, covariance, level, prior_means)
         diagonal = np.diag(self._inverse)
@@ -180,20 +200,13 @@ class CandidateProcess(Process):
 
     def _prior(self, rows: Rows) -> Floats:
         known = LEVEL_VARIANCE + self._deviations.T @ self._deviations[:, rows]
-        shapes = self._shapes(self._points.inputs[rows], self.settings.size_scale, is_whole=True)
+        shapes = self._correlations.of(rows, self.settings.size_scale, with_all=True)
         found: Floats = known + self.settings.amplitude**2 * shapes
         return found
 
     def _prior_variances(self) -> Floats:
         alone = LEVEL_VARIANCE + np.square(self._deviations).sum(axis=0)
         found: Floats = alone + self.settings.amplitude**2
-        return found
-
-    def _shapes(self, inputs: Floats, size_scale: float, is_whole: bool = False) -> Floats:
-        """The correlations of some points, or of all points with them."""
-        scales = np.where(self._points.is_size, size_scale, CATEGORICAL_LENGTH_SCALE)
-        kernel = Matern(scales, nu=2.5)
-        found: Floats = kernel(self._points.inputs, inputs) if is_whole else kernel(inputs)
         return found
 
     def _covariance(self, shapes: Floats, settings: KernelSettings) -> Floats:
@@ -215,8 +228,7 @@ class CandidateProcess(Process):
         # The error of a wrong model changes fast with the size.
         is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
-        inputs = self._points.inputs[rows]
-        shapes = {scale: self._shapes(inputs, scale) for scale in scales}
+        shapes = {scale: self._correlations.of(rows, scale) for scale in scales}
         found = []
         for usual, scale, error in product(AMPLITUDES, scales, repeat_errors):
             settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error)
@@ -247,17 +259,21 @@ class AveragedProcess:
     def __init__(
         self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
     ) -> None:
-        told = points, rows, costs, errors, prior
+        told, correlations = (points, rows, costs, errors, prior), _Correlations(points)
         usual = KernelSettings(AMPLITUDES[0], SIZE_LENGTH_SCALES[0], USUAL_REPEAT_ERROR)
         found = [
             (value + math.log(each.repeat_error / USUAL_REPEAT_ERROR) ** 2 / 8, each)
-            for value, each in CandidateProcess(*told, usual).unlikelihoods(AVERAGED_REPEAT_ERRORS)
+            for value, each in CandidateProcess(*told, usual, correlations).unlikelihoods(
+                AVERAGED_REPEAT_ERRORS
+            )
         ]
         lowest = min(value for value, _ in found)
         likely = [(math.exp(lowest - value), each) for value, each in found]
         likely = [(weight, each) for weight, each in likely if weight > LEAST_WEIGHT]
         total = sum(weight for weight, _ in likely)
-        self.parts = [(weight / total, CandidateProcess(*told, each)) for weight, each in likely]
+        self.parts = [
+            (weight / total, CandidateProcess(*told, each, correlations)) for weight, each in likely
+        ]
 
     @property
     def likelihood(self) -> float:
