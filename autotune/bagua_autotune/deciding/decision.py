@@ -18,7 +18,6 @@ from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_lar
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import (
-    CLEAR_GAIN,
     GAIN_THAT_MATTERS,
     MOST_PAIRS,
     being_confirmed,
@@ -48,8 +47,7 @@ from bagua_wire.messages import DISAGREED
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
-# Where the searcher says whether its best is faster, so many visits to the default, and to what is
-# not far faster, come first.
+# Where the searcher says whether its best is faster, so many visits to both come first.
 FEWEST_VISITS = 2
 
 
@@ -148,7 +146,7 @@ def decide(
         found = _search(basis, allowed, searcher, trial_steps)
         if not isinstance(found, Configuration):
             return found
-        if isinstance(searcher, Believes) and found != job.baseline:
+        if is_believed and isinstance(searcher, Believes) and found != job.baseline:
             return _believe(basis, searcher, found)
         winner = found
     if winner == job.baseline:
@@ -172,8 +170,9 @@ def _believe(basis: _Basis, searcher: Believes, winner: Configuration) -> Propos
     found = searcher.gain(winner, job.baseline)
     gain = Interval(*(round_.scale * each for each in (found.center, found.low, found.high)))
     visits = sum(trial.purpose == "confirm" for trial in basis.trials)
-    # All gains are over the default's cost, which one bad moment would make too high.
-    is_seen = default >= FEWEST_VISITS and (found.center >= CLEAR_GAIN or own >= FEWEST_VISITS)
+    # A bad moment at the default's only visit makes all gains too high, and the best was chosen for
+    # being lucky.
+    is_seen = min(own, default) >= FEWEST_VISITS
     is_over = round_.is_out_of_time or visits >= 2 * MOST_PAIRS
     if gain.low > 0 and (is_seen or is_over):
         return Keep(winner, gain)

@@ -35,9 +35,10 @@ class BeliefSearcher(BayesianSearcher):
         assert isinstance(process, AveragedProcess)  # asked for below
         one, other = posterior.points.rows([default, configuration])
         mean, deviation = process.difference(one, other)
-        # The best is chosen for its visits, whose luck the process knows as little as its size.
-        visits = sum(told.configuration == configuration for told in self._told)
-        luck = process.repeat_error / math.sqrt(max(visits, 1))
+        # By the visits to the two alone: a process may take luck for what a size does.
+        told = [each.configuration for each in self._told]
+        shares = sum(1 / max(told.count(side), 1) for side in (configuration, default))
+        luck = process.repeat_error * math.sqrt(shares)
         reach = CLAIMED_DEVIATIONS * math.hypot(deviation, luck)
         return Interval(mean, mean - reach, mean + reach)
 

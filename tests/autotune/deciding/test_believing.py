@@ -36,9 +36,11 @@ def follow(
     return decide(Round(job, trials), lambda: problem, searcher, is_believed=True)
 
 
-def test_what_is_far_faster_is_kept_after_a_second_visit_to_the_default() -> None:
+def test_what_is_far_faster_is_kept_after_a_second_visit_to_each_side() -> None:
     assert follow(SEARCHED) == Propose("confirm", BASELINE)
-    kept = follow([*SEARCHED, ("confirm", BASELINE, 0.2)])
+    again: list[Step] = [*SEARCHED, ("confirm", BASELINE, 0.2)]
+    assert follow(again) == Propose("confirm", FAST)
+    kept = follow([*again, ("confirm", FAST, 0.17)])
     assert isinstance(kept, Keep)
     assert kept.configuration == FAST
     assert kept.gain is not None
