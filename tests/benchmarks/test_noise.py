@@ -9,13 +9,14 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
 
 from bagua_simulator import Simulator
 from bagua_simulator.cases import cases as known_cases
+from bagua_wire.configuration import Configuration
 from benchmarks import tuning
 from benchmarks.support.noise import figures, tunings
 from benchmarks.support.noise.cases import MODELS, OddSimulator, cases, drawn_case
@@ -173,3 +174,79 @@ def test_a_checkout_beside_itself_differs_by_nothing(
     found = json.loads(written.read_text())["figures"]
     for line in ("all of them", "steady"):
         assert found[f"noise: {line}"] == found[f"noise: {line}, beside"]
+
+
+def test_heavy_tails_reach_further_and_weigh_the_same() -> None:
+    def beyond(climate: Climate) -> float:
+        (found,) = logs(climate, 1, 20_000)
+        return fmean(value < -5 * climate.inside for value in found)  # nobody is early
+
+    assert beyond(Climate("")) < 1e-4 < 1e-3 < beyond(Climate("", is_heavy=True))
+
+
+def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> None:
+    def alike(climate: Climate) -> float:
+        (visit,) = logs(climate, 1, 2000)
+        calm = [min(value, 0.12) for value in visit]  # no stragglers
+        mean = fmean(calm)
+        return fmean((a - mean) * (b - mean) for a, b in pairwise(calm)) / stdev(calm) ** 2
+
+    assert alike(Climate("")) < 0.1
+    assert alike(Climate("", autocorrelation=0.8)) > 0.5
+
+
+def test_a_drift_slows_the_job_down() -> None:
+    weather = Weather(Climate("", inside=0.0, drift=0.1), seed=0)
+    assert median(weather.factor(300) for _ in range(9)) == pytest.approx(1.1)
+
+
+def test_some_drawn_jobs_gain_nothing_and_some_need_one_knob_or_another() -> None:
+    drawn = [drawn_case(1, number).simulator for number in range(60)]
+    quick = [simulator for simulator in drawn if len(simulator.tensors) < 60]
+    found = [truth(simulator) for simulator in quick]
+
+    def costs_of_default(times: dict[Configuration, float], *knobs: str) -> float:
+        """By how much the best with these knobs as they are by default is slower."""
+        default = next(iter(times))
+        kept = [t for c, t in times.items() if all(c[knob] == default[knob] for knob in knobs)]
+        return min(kept) / min(times.values()) - 1
+
+    assert sum(costs_of_default(times, *next(iter(times))) < 0.02 for times in found) >= 2
+    assert sum(costs_of_default(times, "channels") > 0.05 for times in found) >= 2
+    assert sum(costs_of_default(times, "bucket_bytes") > 0.05 for times in found) >= 2
+    assert sum(costs_of_default(times, "hierarchical") > 0.05 for times in found) >= 2
+
+
+def test_half_of_the_jobs_are_drawn_and_all_meet_every_climate() -> None:
+    asked = tunings.settings(tunings=10, draw=3)
+    assert [setting.draw for setting in asked].count(3) == len(asked) / 2
+    for climate in CLIMATES:
+        own = [setting for setting in asked if setting.climate == climate]
+        assert len({(setting.draw, setting.problem) for setting in own}) == 10
+
+
+SCRIPT = """
+import json, sys, bagua_autotune
+from importlib.util import find_spec
+from pathlib import Path
+root = Path(bagua_autotune.__file__).parents[2]
+rows = [find_spec("bagua_simulator").origin, *sys.argv[1:-2]]
+Path(sys.argv[-1]).write_text(json.dumps({"service": str(root), "parts": {"noise": rows}}))
+"""
+
+
+def test_another_checkouts_service_runs_with_this_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "other"
+    for package in ("bagua_autotune", "bagua_simulator"):
+        (checkout / "autotune" / package).mkdir(parents=True)
+        (checkout / "autotune" / package / "__init__.py").touch()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.setattr(figures, "SCRIPT", tmp_path / "script.py")
+    simulator, argument = figures.rows_of(checkout, ["--draw=1"])["noise"]
+    assert str(checkout) not in str(simulator)
+    assert str(argument) == "--draw=1"
+    with pytest.raises(RuntimeError, match="in place of"):
+        # There is no service; Python finds the one that is installed.
+        figures.rows_of(tmp_path / "nothing", [])

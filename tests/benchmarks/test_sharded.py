@@ -106,3 +106,15 @@ def test_the_best_that_fits_is_that_of_the_sweep(
     (found,) = sharded.judged({"swept": SWEPT, "tunings": [tuning]})
     assert (found["is_found"], found["is_over"]) == (is_found, is_over)
     assert found["best"] == setting(2 if limit == 125 else 4)
+
+
+def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["--gpus", "0", "1", "2", "3", "--hosts", "2", "--allow", "quantized"]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
+    _, narrow = sharded.swept(12, sharded.arguments())
+    names = [arm["name"] for arm in narrow]
+    assert len(set(names)) == len(names) == 16
+    ways = [arm["configuration"].get("hierarchical", "off") for arm in narrow]
+    assert ways == ["off", "shards"] * 8

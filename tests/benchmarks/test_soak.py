@@ -36,7 +36,7 @@ def test_the_highest_of_each_tenth_is_told() -> None:
     assert show(tenths), "only the last tenth counts"
 
 
-@pytest.mark.parametrize("name", ["memory_bytes", "files"])
+@pytest.mark.parametrize("name", ["memory_bytes", "threads", "files", "database_bytes"])
 def test_growth_is_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(by_tenth(FLAT, most=1000))
     grown = [replace(each, **{name: getattr(each, name) * i}) for i, each in enumerate(FLAT, 1)]

@@ -169,3 +169,40 @@ def test_the_release_says_where_each_of_its_parts_comes_from() -> None:
     # Trusted publishing, after everything else: what is on PyPI cannot be taken back.
     assert jobs["pypi"]["needs"] == ["distributions", "image"]
     assert jobs["pypi"]["permissions"] == {"id-token": "write"}
+
+
+def _bagua_s_wheel(folder: Path) -> Path:
+    """A distribution that owns a package ``bagua``, as PyPI has several."""
+    made = folder / "bagua-0.9.2-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("bagua/__init__.py", "__version__ = 'their own'\n")
+        archive.writestr("bagua/torch_api/__init__.py", "")
+        about = "bagua-0.9.2.dist-info"
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: bagua\nVersion: 0.9.2\n"
+        )
+        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{about}/WHEEL", tags)
+        archive.writestr(f"{about}/RECORD", "".join(f"{n},,\n" for n in archive.namelist()))
+    return made
+
+
+def test_an_installed_bagua_is_left_whole(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    code = "import bagua; print(bagua.__version__, bagua.__file__)"
+
+    def files() -> dict[str, str]:
+        folder = Path(run(python, "-c", code, folder=tmp_path).split(" ")[-1]).parent
+        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+
+    run(*pip, "install", "--no-index", _bagua_s_wheel(tmp_path), folder=tmp_path)
+    before = files()
+    assert sorted(before) == ["__init__.py", "torch_api/__init__.py"]
+    run(*pip, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
+    assert run(python, "-c", code, folder=tmp_path).startswith("their own ")
+    assert files() == before
+    run(*pip, "uninstall", "--yes", "bagua-autotune", folder=tmp_path)
+    assert files() == before
+    assert run(python, "-c", code, folder=tmp_path).startswith("their own ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 from click import Context
 from torch.distributed.run import get_args_parser
@@ -20,6 +21,7 @@ from bagua_autotune.connections import MOST_BUFFERED_BYTES
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_client import environment
+from tests.deploy.image import TOKEN, address_of, run_container
 
 pytestmark = pytest.mark.slow
 
@@ -241,3 +243,21 @@ def test_the_pods_of_the_elastic_training_meet_under_a_name_that_they_have() -> 
     assert pod("elastic.yaml")["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= pod("elastic.yaml")["metadata"]["labels"].items()
     assert config.nnodes == f"1:{job['spec']['completions']}"
+
+
+def test_its_container_runs_the_service_and_wants_the_token(tmp_path: Path) -> None:
+    (found,) = containers("cluster.yaml")
+    # By the name of its Service, which a service without a token would not answer to.
+    headers = {"Host": "bagua-autotune.training.svc.cluster.local"}
+    with run_container(found, tmp_path) as service:
+        url = address_of(service)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = found[probe]["httpGet"]["path"]
+            assert requests.get(url + path, timeout=10).status_code == 200
+        annotations = pod("cluster.yaml")["metadata"]["annotations"]
+        metrics = url + annotations["prometheus.io/path"]
+        assert requests.get(metrics, headers=headers, timeout=10).status_code == 200
+        jobs = f"{url}/api/v2/jobs"
+        assert requests.get(jobs, headers=headers, timeout=10).status_code == 401
+        headers["Authorization"] = f"Bearer {TOKEN}"
+        assert requests.get(jobs, headers=headers, timeout=10).status_code == 200

@@ -146,7 +146,11 @@ def raving() -> Iterator[tuple[int, RankPool]]:
                 0.0,
                 id=name,
             )
-            for name, text in (("channels nobody has", b'{"bucket_bytes": 4096, "channels": 3}'),)
+            for name, text in (
+                ("a knob out of its domain", b'{"bucket_bytes": -5, "sorcery": true}'),
+                ("channels nobody has", b'{"bucket_bytes": 4096, "channels": 3}'),
+                ("buckets of another model", b'{"bucket_bytes": 4096, "buckets": [5, 1]}'),
+            )
         ),
         pytest.param(401, b'{"detail": "wrong token"}', 0.0, id="refused"),
     ],

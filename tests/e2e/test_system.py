@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from bagua_autotune.store import Store
 from bagua_autotune.views import Overviews
 from bagua_runs.job import Job
-from bagua_runs.outcomes import StepTimes
+from bagua_runs.outcomes import Metric, StepTimes
 from tests import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -88,3 +89,11 @@ def test_an_installations_own_sitecustomize_runs_too(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "both AfterImport\n"
+
+
+def test_a_number_in_the_output_is_the_speed_and_ends_an_endless_training() -> None:
+    measure = Metric(re.compile(r"samples/s: ([0-9.]+)"), most_matches=2)
+    outcome = Job(command(ENDLESS, "stock"), measure, lambda: False)({"FAST": "1"}, 60)
+    assert outcome.score == 400.0, outcome
+    assert (measure.facts["backend"], measure.facts["has_client"]) == ("gloo", False)
+    assert_nothing_is_left()

@@ -159,3 +159,15 @@ def test_the_price_is_what_was_spent_and_when_it_is_earned() -> None:
     assert "(60 s to never)" in describe_price(30.0, 0, Interval(1.2, 1.0, 1.5))
     # An hour at 1.25x does what took 75 minutes: it has earned 15.
     assert pays_after_seconds(900.0, 1.25) == pytest.approx(3600.0)
+
+
+@pytest.mark.parametrize("minutes", [6])
+def test_a_search_with_a_limit_of_time_ends_in_time_with_a_comparison(minutes: float) -> None:
+    searching = Searching(None, most_seconds=60 * minutes, most_runs=100, fails=False)
+    search, verdict, record = searching.part()
+    assert verdict.gain is not None
+    assert not verdict.is_out_of_time
+    purposes = [run.purpose for run in search.runs]
+    assert purposes.count(CONFIRM) >= 4
+    spent = record.spent_seconds()
+    assert 60 * minutes - 5 * searching.job.run_seconds < spent < 60 * minutes

@@ -11,7 +11,9 @@ from bagua_runs.asked import searched
 from bagua_runs.outcomes import Outcome, Run
 from bagua_runs.places import EnvironmentVariable
 from bagua_runs.presets import (
+    BUFFER_BYTES,
     CHANNELS,
+    MIB,
     SOCKETS,
     THREADS,
     find_variables,
@@ -167,3 +169,14 @@ def test_a_search_that_leaves_out_combinations_says_why() -> None:
     assert said.endswith("; 2 of 4 combinations were not tried: of --runs 6 the last 4 are for the "
                          "comparison of the best with your settings in turns; a larger number "
                          "tries more")  # fmt: skip
+
+
+def test_what_is_set_already_is_left_as_it_is() -> None:
+    own = {THREADS: "4", BUFFER_BYTES: "auto"}
+    known = {setting.name: setting for setting in find_variables("nccl", False, own)}
+    space = SearchSpace(searched(known, [THREADS, BUFFER_BYTES]))
+    assert space.changes(space.own) == {}
+    given = [space.changes(candidate) for candidate in space.candidates]
+    assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
+    # A word among numbers: its place among them is not known.
+    assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}

@@ -248,3 +248,12 @@ def test_parts_of_one_message_travel_at_once_each_on_its_channel() -> None:
     # The next message takes the channel after the last part's.
     third = Message(0.0, 0.0, ((slow,),))
     assert run([parts, third], channels=4, contention=0.0).ended_seconds == pytest.approx([0.5, 1])
+
+
+@given(SIZES, CONFIGURATIONS, st.floats(1.1, 50))
+def test_more_bandwidth_is_never_slower(sizes: list[int], knobs: Knobs, factor: float) -> None:
+    cluster, knobs = make_cluster(), {**knobs, "channels": 1}
+    faster = replace(cluster, bandwidth_bytes_per_second=1e9 * factor)
+    workload = make_workload(sizes)
+    now, then = (Simulator(workload, each).step_seconds(knobs) for each in (cluster, faster))
+    assert then <= now * (1 + 1e-9)

@@ -146,3 +146,16 @@ def test_an_explicit_list_that_does_not_fit_is_refused() -> None:
     mixed = Layouts(make_tensors([1] * 4, ("torch.float32", "torch.bfloat16")))
     with pytest.raises(ValueError, match="mixes groups"):
         mixed.cut({"buckets": (1, 3)})
+
+
+def test_the_first_and_the_last_bucket_may_be_smaller() -> None:
+    layouts = Layouts(make_tensors([MIB // 4] * 20))  # 1 MiB each
+
+    def counts(**knobs: int) -> list[int]:
+        ends = [bucket.last + 1 for bucket in layouts.cut({"bucket_bytes": 8 * MIB, **knobs})]
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+    assert counts() == [8, 8, 4]
+    assert counts(first_bucket_bytes=MIB) == [1, 8, 8, 3]
+    assert counts(last_bucket_bytes=MIB) == [8, 8, 3, 1]
+    assert counts(first_bucket_bytes=4 * MIB, last_bucket_bytes=4 * MIB) == [4, 8, 4, 4]

@@ -178,3 +178,9 @@ def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: Flas
     known = set(registration()) | {"limits", "software"}
     same = {key: value for key, value in detail.items() if key in known}
     assert_problem(client.put(path, json=same), 409, "other content")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain"])
+def test_a_body_must_be_declared_as_json(client: FlaskClient, content_type: str | None) -> None:
+    response = client.post("/api/v1/register_tensors", data="{}", content_type=content_type)
+    assert_problem(response, 415, "application/json")

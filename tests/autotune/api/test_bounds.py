@@ -217,7 +217,7 @@ def test_edges_that_are_not_varied_for_so_many_tensors_do_not_count(client: Flas
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_ID)
-@pytest.mark.parametrize("job_id", ["a%00", "x" * 65])
+@pytest.mark.parametrize("job_id", ["a%00", "a b", "a%0a", "x" * 65])
 def test_ids_are_checked_on_every_route(
     client: FlaskClient, method: str, path: str, job_id: str
 ) -> None:

@@ -8,13 +8,16 @@ import re
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.api.openapi import document
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.store.engine.tables import TrialRow
 from tests.autotune.api.driving import assert_problem
+from tests.autotune.support import registration
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics")
 
@@ -118,3 +121,12 @@ def test_every_reference_of_the_description_leads_somewhere(client: FlaskClient)
     registration_schema = schemas["JobSpec"]
     assert registration_schema["additionalProperties"] is False
     assert "ranks_per_node" in registration_schema["required"]
+
+
+def test_one_broken_job_does_not_hide_the_others(client: FlaskClient, store: Store) -> None:
+    for job, name in (("job", "digits"), ("broken", "broken")):
+        client.put(f"/api/v2/jobs/{job}", json=registration(name=name))
+    broken = update(TrialRow).where(TrialRow.job_id == "broken")
+    store.database.write(broken.values(configuration=[1], cost=1e300))
+    jobs = client.get("/api/v2/jobs").get_json()["jobs"]
+    assert [job["id"] for job in jobs] == ["job"]

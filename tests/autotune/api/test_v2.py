@@ -322,3 +322,13 @@ def test_a_copy_is_taken_from_one_service_to_another(client: FlaskClient) -> Non
     assert answer.status_code == 422
     assert "id" in answer.get_json()["detail"]
     assert client.get("/api/v2/jobs/none/copy").status_code == 404
+
+
+def test_a_batch_may_be_sent_twice_and_an_empty_one_polls(registered: FlaskClient) -> None:
+    batch = {"trial": 0, "steps": STEPS}
+    for _ in range(2):
+        state = registered.post(f"{JOB}/observations", json=batch).get_json()
+        assert state["trial"]["state"] == "running"
+    poll = registered.post(f"{JOB}/observations", json={"trial": 0, "steps": []})
+    assert poll.get_json()["trial"] == state["trial"]
+    assert len(registered.get(f"{JOB}/observations").get_json()["observations"]) == 4

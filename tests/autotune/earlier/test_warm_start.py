@@ -156,3 +156,15 @@ def test_what_the_training_names_must_be_among_its_knobs() -> None:
         make_spec(begin_with={"bucket_bytes": MIB})
     with pytest.raises(ValueError, match="begin_with: knob 'hierarchical' is 'tree'"):
         make_spec(begin_with={"bucket_bytes": MIB, "hierarchical": "tree"})
+
+
+def test_an_explicit_list_of_buckets_is_stored_and_begun_with(tuner: Tuner) -> None:
+    knobs = ("bucket_bytes", "hierarchical", "channels", "buckets")
+    tensors = len(simulator().workload.tensors)
+    first = tuned(tuner, "first", simulator(), knobs=knobs)
+    explicit = Configuration({**first.configuration, "buckets": (tensors - 40, 40)})
+    kept = tuner.store.jobs.get("first").result
+    assert kept is not None
+    tuner.store.jobs.replace_result("first", replace(kept, configuration=explicit))
+    tuned(tuner, "second", simulator(), 1, knobs=knobs)
+    assert configurations(tuner, "second")[1] == explicit

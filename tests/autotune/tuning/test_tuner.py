@@ -316,3 +316,22 @@ def test_many_tensors_are_cut_once_and_not_for_every_decision(
     finish(tuner)
     assert len(tuner.store.trials.of("job")) > 6
     assert reads == ["job"]
+
+
+def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None:
+    knobs = {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}}
+    spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
+    tuner.register("job", spec)
+    status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
+    assert (status.state, status.trial, len(tuner.store.trials.of("job"))) == ("finished", None, 1)
+    assert status.result is not None
+    assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
+
+
+def test_a_training_about_to_end_is_left_as_it_is(tuner: Tuner) -> None:
+    tuner.register("job", make_spec(limits={"remaining_steps": 99}))
+    status = tuner.status("job")
+    assert (status.state, status.trial, status.configuration) == ("finished", None, BASELINE)
+    assert status.result is not None
+    assert (status.result.kept, status.result.cost_steps) == ("baseline", 0)
+    assert "too few steps remain" in status.result.summary

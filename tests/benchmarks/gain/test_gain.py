@@ -16,7 +16,7 @@ from benchmarks.support.cells.run import run_cell
 from benchmarks.support.cells.selection import finalists
 from benchmarks.support.harness import Spread, ratio, spread
 from benchmarks.testbed import tools
-from tests.benchmarks.gain.made_up import GOOD, made_up_cell
+from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 pytestmark = pytest.mark.slow
 
@@ -157,3 +157,37 @@ def test_without_hosts_of_its_own_a_cell_is_not_measured_unless_that_is_asked_fo
     with pytest.raises(CellError, match="--loopback measures it all the same"):
         run_cell(CELLS[0], FULL, tmp_path)
     assert earlier.read_text() == "an earlier one's"
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        Cell("resnet50", "1gbit", gradient_bytes=100_000_000),
+        Cell("resnet50", "1gbit", compute_seconds=0.5),
+        Cell("resnet50", "1gbit", device="cuda"),
+        Cell("resnet50", "1gbit", smoke=True),
+    ],
+)
+def test_cells_that_differ_have_files_of_their_own(otherwise: Cell) -> None:
+    assert otherwise.name != CELLS[0].name == "resnet50-1gbit-2x2"
+
+
+def test_by_default_there_are_12_cells() -> None:
+    cells, effort = gain.chosen_cells(options())
+    assert len({cell.name for cell in cells}) == 12
+    assert len(effort.sizes_bytes) >= 8
+    assert {1 * MIB, 5 * MIB, 10 * MIB, 25 * MIB} < {*effort.sizes_bytes}
+
+
+def test_cells_are_repeated_under_names_of_their_own() -> None:
+    given = options("--models", "gpt2-small", "--networks", "300mbit", "--repeat", "2")
+    cells, _ = gain.chosen_cells(given)
+    assert [cell.name for cell in cells] == [
+        "gpt2-small-300mbit-2x2",
+        "gpt2-small-300mbit-2x2-run2",
+    ]
+
+
+def test_an_arm_that_was_never_measured_is_an_error() -> None:
+    with pytest.raises(ValueError):
+        spread([[], []])

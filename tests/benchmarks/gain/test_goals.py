@@ -13,6 +13,7 @@ from benchmarks.support.cells.cell import Cell
 from benchmarks.support.cells.figures import Figures, figures_of
 from benchmarks.support.cells.goals import Goal, geometric_mean, goals, judged, with_interval
 from benchmarks.support.cells.report import means, show
+from benchmarks.support.harness import ratio
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 pytestmark = pytest.mark.slow
@@ -241,3 +242,22 @@ def test_means_are_by_network_and_of_all_exposed_cells() -> None:
     assert rows["1gbit"][1] == "1.39"
     assert rows["unshaped"] == ["0 of 1", *["-"] * 5]
     assert rows["all"][0] == "1 of 2"
+
+
+def test_few_rounds_have_a_range_and_no_interval() -> None:
+    few = ratio([[1.0]] * 5, [[1.1], [1.2], [1.3], [1.4], [1.5]])
+    assert with_interval(few) == "1.300 (1.100 to 1.500, range of 5)"
+
+
+def test_a_cell_whose_ranks_are_one_to_a_node_has_no_way_to_choose() -> None:
+    cell = Cell("resnet50", "1gbit", nodes=4, ranks_per_node=1)
+    flat = {name: time for name, time in GOOD.items() if not name.startswith("leaders")}
+    found = figures_of(made_up_cell(cell, flat, Configuration(5 * MIB)))
+    assert found.choice is None
+    assert not any(name.startswith(("leaders", "shards")) for name in found.sweep)
+
+
+def test_one_slow_step_moves_no_figure() -> None:
+    cell = made_up_cell(RESNET, GOOD)
+    cell["run_off"]["arms"]["tuned"][2][1] = 30.0
+    assert figures_of(cell).tuned_over_best.paired_ratio == pytest.approx(1.01, abs=0.002)

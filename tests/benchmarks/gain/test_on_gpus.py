@@ -93,3 +93,8 @@ def test_what_is_asked_for_on_the_command_line() -> None:
     assert (effort.sweep_rounds, effort.sweep_steps) == (1, 1)
     assert gain.chosen_cells(gain.arguments([]))[1] == FULL
     assert gain.chosen_cells(gain.arguments(["--smoke"]))[1] == SMOKE
+
+
+def test_goals_are_not_for_cells_on_gpus() -> None:
+    on_processors = figures_of(made_up_cell(Cell("vgg16", "1gbit"), {}))
+    assert goals([figures(), on_processors]) == goals([on_processors])

@@ -199,3 +199,28 @@ def test_a_namespace_that_was_half_made_is_removed(bridged: Network, kept: Path)
     assert set(record.namespaces) <= set(namespaces())
     assert records.clean() == ([record], [])
     assert_nothing_left(record, [])
+
+
+def test_a_process_that_got_the_number_of_an_owner_is_not_the_owner() -> None:
+    def record(began: str | None) -> Record:
+        return Record("0", os.getpid(), began or "", "unshaped", [], "")
+
+    assert record(started(os.getpid())).owner_alive
+    assert not record("1").owner_alive
+
+
+def test_a_record_that_was_never_finished_is_removed(kept: Path) -> None:
+    (kept / "0a0a0a0a.json").touch()
+    assert records.read() == ([], [])
+    assert records.clean() == ([], [])
+    assert list(kept.glob("*.json")) == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left(bridged: Network, tmp_path: Path) -> None:
+    program = "import os; from benchmarks.testbed import *; Testbed(Network()).__enter__(); "
+    program += "os.kill(os.getpid(), 9)"
+    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    killed.wait()
+    record = record_of(killed)
+    with Testbed(bridged, nodes=1):
+        assert_nothing_left(record, [])

@@ -10,7 +10,7 @@ from subprocess import PIPE
 import pytest
 
 from benchmarks.testbed import Host, Network, Testbed
-from benchmarks.testbed.gpus import dealt, first
+from benchmarks.testbed.gpus import dealt, first, variables
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +73,17 @@ def test_where_nothing_can_be_installed_unpacked_tools_do(
         seen = host.popen(["env"], stdout=PIPE).communicate()[0].decode()
     assert "LD_LIBRARY_PATH" not in seen
     assert testbed.fallback is None
+
+
+def test_hosts_may_share_a_gpu() -> None:
+    with Testbed(Network(), ranks_per_node=1, gpus=["3", "3"]) as testbed:
+        found = [host.environment for host in testbed.hosts]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["3", "3"]
+    assert found[0]["NCCL_HOSTID"] != found[1]["NCCL_HOSTID"]
+    with pytest.raises(ValueError, match="2 hosts of 1 ranks, and the GPUs"):
+        Testbed(Network(), ranks_per_node=1, gpus=["0"])
+
+
+def test_ranks_of_one_host_may_still_talk_past_it() -> None:
+    assert "NCCL_P2P_DISABLE" not in variables("host0", ["0", "1"])
+    assert variables("host0", ["0", "1"])["CUDA_VISIBLE_DEVICES"] == "0,1"

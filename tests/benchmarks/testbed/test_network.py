@@ -50,3 +50,11 @@ def test_a_fast_link_lets_a_millisecond_through_at_once_and_holds_what_a_burst_l
     (words,) = Network.parse(rate).queues
     assert int(words[words.index("burst") + 1]) == burst_bytes
     assert words[words.index("latency") + 1] == "0.1s"
+
+
+def test_a_slow_link_still_passes_a_whole_frame() -> None:
+    for network in (Network(1e6), Network(1e9, flow_bits_per_second=1e6)):
+        shaped = [words for words in network.queues if "burst" in words]
+        assert shaped
+        for words in shaped:
+            assert int(words[words.index("burst") + 1]) > 1514

@@ -166,3 +166,25 @@ def test_without_a_compiler_a_delay_is_loopback(bridged: Network) -> None:
         assert "C compiler" in testbed.fallback
     with Testbed(bridged) as testbed:
         assert testbed.fallback is None
+
+
+@pytest.mark.usefixtures("only")
+def test_at_ordinary_priority_nobody_waits_for_the_ranks() -> None:
+    ask = "import os; print(os.sched_getscheduler(0), os.nice(0))"
+    with Testbed(Network(), ordinary_priority=True) as testbed:
+        rank = testbed.hosts[0].popen([sys.executable, "-c", ask], hurried=True, stdout=PIPE)
+        found = rank.communicate()[0].decode().split()
+    assert found == [str(os.sched_getscheduler(0)), str(os.nice(0))]
+
+
+def test_a_process_of_a_host_has_the_variables_of_its_network(bridged: Network) -> None:
+    with Testbed(bridged) as testbed:
+        lines = output(testbed.hosts[0], "env").splitlines()
+    assert {"GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", "no_proxy=*"} <= set(lines)
+
+
+def test_impossible_numbers_of_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 to 200 nodes"):
+        Testbed(Network(), nodes=0)
+    with pytest.raises(ValueError, match="at least one rank"):
+        Testbed(Network(), ranks_per_node=0)

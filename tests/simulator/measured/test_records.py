@@ -62,7 +62,13 @@ def test_the_job_s_own_default_is_simulated_as_its_default(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "strange",
-    [{"kept_units": 0}, {"prefetch_bytes": 0}, {"wire_precision": "bf16"}],
+    [
+        {"kept_units": 0},
+        {"prefetch_bytes": 0},
+        {"algorithm": "bytegrad"},
+        {"hierarchical": "own"},
+        {"wire_precision": "bf16"},
+    ],
 )
 def test_a_default_that_is_not_simulated_is_left_out(strange: Knobs) -> None:
     default = {"bucket_bytes": MIB, **strange}
@@ -121,8 +127,11 @@ def test_steps_with_one_configuration_become_one_entry() -> None:
 
 def test_what_is_simulated_in_another_way_and_a_step_without_length_are_left_out() -> None:
     other: Knobs = {**FLAT, "wire_precision": "bf16"}
+    algorithm: Knobs = {**FLAT, "algorithm": "bytegrad"}
+    way: Knobs = {**FLAT, "hierarchical": "tree"}
     sharded: Knobs = {"kept_units": 4, "channels": 1}
-    found = step_times_of([(FLAT, 0.2), (FLAT, 0.0), (other, 0.1), (sharded, 0.1)])
+    others = [(knobs, 0.1) for knobs in (other, algorithm, way, sharded)]
+    found = step_times_of([(FLAT, 0.2), (FLAT, 0.0), *others])
     assert [(each.seconds, each.steps) for each in found] == [(0.2, 1)]
 
 
