@@ -147,7 +147,6 @@ def raving() -> Iterator[tuple[int, RankPool]]:
                 id=name,
             )
             for name, text in (
-                ("a knob out of its domain", b'{"bucket_bytes": -5, "sorcery": true}'),
                 ("channels nobody has", b'{"bucket_bytes": 4096, "channels": 3}'),
                 ("buckets of another model", b'{"bucket_bytes": 4096, "buckets": [5, 1]}'),
             )
