@@ -141,6 +141,9 @@ def test_wandb_has_the_configuration_in_its_config_and_figures_in_its_summary(
         callbacks.WandB(run)(KEPT)  # another round
         assert run.config["bagua"]["hierarchical"] == "off"
         assert run.summary["bagua/speedup"] == 1.0
+        callbacks.WandB(run)(callbacks.Stored(STORED))
+        assert run.config["bagua"]["--ddp-bucket-size"] == 4194304
+        assert run.summary["bagua/result"].startswith("1.31x")
         assert run.step == 0  # the training's own history is left alone
         assert "secret" not in str(dict(run.config)) + str(dict(run.summary))
     finally:
@@ -157,6 +160,12 @@ def test_mlflow_has_figures_as_metrics_and_the_configuration_as_tags(
     callback = callbacks.MLflow()
     with pytest.raises(RuntimeError, match=r"call mlflow.start_run\(\) before"):
         callback(RESULT)
+    with mlflow.start_run() as stored:
+        callback(callbacks.Stored(STORED))
+    data = mlflow.get_run(stored.info.run_id).data
+    assert data.metrics["bagua.trials"] == 14
+    assert "bagua.payback_steps" not in data.metrics
+    assert data.tags["bagua.ds.json:zero.overlap"] == "true"
     with mlflow.start_run() as run:
         callback(RESULT)
         callback(KEPT)

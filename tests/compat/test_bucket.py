@@ -42,6 +42,40 @@ def _bucket(flatten: bool, alignment: int = 1) -> tuple[BaguaBucket, Backend]:
     return bucket, backend
 
 
+def _run(bucket: BaguaBucket, backend: Backend) -> torch.Tensor:
+    for tensor in reversed(bucket.tensors):
+        tensor.bagua_mark_communication_ready()
+    backend.wait_pending_comm_ops()
+    return torch.cat([tensor.detach() for tensor in bucket.tensors])
+
+
+def _sums() -> dict[str, float]:
+    """By how much each way to sum up is wrong."""
+    _begin()
+    everything = torch.stack([_values(rank) for rank in range(dist.get_world_size())])
+    wrong = {}
+    for hierarchical in (False, True):
+        for average in (False, True):
+            for compression in (None, "MinMaxUInt8"):
+                bucket, backend = _bucket(flatten=False, alignment=4)
+                bucket.append_centralized_synchronous_op(
+                    hierarchical, average, scattergather=True, compression=compression
+                )
+                expected = everything.mean(0) if average else everything.sum(0)
+                found = _run(bucket, backend)
+                name = f"{hierarchical} {average} {compression}"
+                wrong[name] = float((found - expected).abs().max())
+    return wrong
+
+
+def test_every_way_to_sum_up_tensors_that_lie_apart(four_ranks: RankPool) -> None:
+    for wrong in four_ranks.run(_sums):
+        assert len(wrong) == 8
+        for name, error in wrong.items():
+            # Eight bits of numbers below 3, of four ranks, twice.
+            assert error < (0.2 if "MinMaxUInt8" in name else 1e-6), name
+
+
 def _in_order() -> tuple[list[str], list[float]]:
     """What ran, in turn, where the second bucket was ready first; the sums it left."""
     _begin()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import warnings
 import weakref
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,11 +20,13 @@ from torch import nn
 import bagua_compat.torch_api as bagua
 from bagua_client import Configuration
 from bagua_compat.torch_api import algorithms
+from tests.client.agent.scripted_service import ScriptedService
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
 
+MOST_STEPS = 4000
 NAMES = ("gradient_allreduce", "bytegrad", "decentralized", "low_precision", "qadam", "async")
 
 
@@ -248,6 +253,33 @@ def _evaluates() -> tuple[float, list[str]]:
 
 def test_buffers_stay_local_after_the_start_and_one_rank_may_evaluate(two_ranks: RankPool) -> None:
     assert two_ranks.run(_evaluates) == [(1.0, [])] * 2
+
+
+def _tuned(url: str) -> tuple[list[str], float]:
+    """The configurations that were in force, in turn; by how much gradients were off the mean."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+        wrapper = _wrapped(model, optimizer).bagua_ddp.wrapper
+    seen, wrong = [], 0.0
+    for step in range(MOST_STEPS):
+        if not wrapper.is_tuning:
+            break
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        wrong = max(wrong, _apart(torch.cat([p.grad.reshape(-1) for p in model.parameters()])))  # type: ignore[union-attr]
+        optimizer.step()
+        seen.append(str(wrapper.configuration))
+    return [words for words, _ in groupby(seen)], wrong
+
+
+def test_it_is_tuned(two_ranks: RankPool) -> None:
+    tried = [Configuration(size) for size in (100, 400, 100)]
+    with ScriptedService([[each.to_json() for each in tried]]) as service:
+        for words, wrong in two_ranks.run(_tuned, service.url):
+            assert words[-len(tried) :] == [str(each) for each in tried]
+            assert wrong == 0.0
+        assert service.bodies("disagreement") == []
 
 
 def test_every_name_of_any_module_can_be_read() -> None:

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_names_that_differ_are_an_error_unless_asked_for(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path, nn.Linear(3, 2)) == 0, "where there is none"
     save_checkpoint(1, tmp_path, nn.Linear(3, 2))
     with pytest.raises(RuntimeError, match=r"Missing key"):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)))

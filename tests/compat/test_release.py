@@ -1,4 +1,4 @@
-"""Bagua's own tests from its release, unmodified: the helpers and the store (all: make upstream).
+"""Bagua's own tests from its release, unmodified: helpers, store, data (all: make upstream).
 
 None of those for GPUs, which fail where ranks have not ended within a minute.
 """
@@ -21,13 +21,15 @@ pytestmark = pytest.mark.slow
     ("file", "passed", "skipped"),
     [
         ("torch_api/test_utils.py", 1, 0),
+        ("contrib/test_load_balancing_data_loader.py", 2, 0),
+        ("contrib/test_cached_dataset.py", 1, 0),
         ("contrib/test_store.py", 2, 0),
     ],
 )
 def test_without_a_gpu(
     file: str, passed: int, skipped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if file == "contrib/test_store.py":
+    if file in ("contrib/test_cached_dataset.py", "contrib/test_store.py"):
         pytest.importorskip("redis")
         if shutil.which("redis-server") is None:
             pytest.skip("no redis-server here (apt-get install redis-server)")

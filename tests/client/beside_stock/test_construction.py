@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel, tune
@@ -22,6 +23,7 @@ from tests.client.beside_stock.side_by_side import (
     WIDTH,
     Recuts,
     layers,
+    normed,
     passes,
     side_by_side,
     wrapped,
@@ -52,6 +54,18 @@ def keyword(recuts: Recuts, name: str, value: Any) -> str | None:
     """Where this torch has it."""
     has_it = name in signature_of_wrapper().parameters
     return side_by_side(layers(), passes, recuts, **({name: value} if has_it else {}))
+
+
+def device_mesh(recuts: Recuts) -> str | None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return side_by_side(layers(), passes, recuts, device_mesh=mesh)
+
+
+def own_buffers(recuts: Recuts, name: str) -> str | None:
+    """They stay each rank's own."""
+    model = normed()
+    model[1].running_mean.fill_(dist.get_rank())
+    return side_by_side(model, passes, recuts, **{name: False})
 
 
 def graph_called_static_after_wrapping(recuts: Recuts) -> str | None:
@@ -87,11 +101,17 @@ def tuned_in_the_middle(recuts: Recuts, made_of: type[Stock], steps: int) -> str
     ("flat", positional_arguments),
     ("flat", keyword, "batched_grad_copy", True),
     ("flat", keyword, "bucket_cap_mb", 0.001),
+    ("flat", keyword, "bucket_cap_mb_list", [1, 2]),
     ("flat", keyword, "lazy_bucket_allocation", True),
+    ("flat", device_mesh),
+    ("flat", own_buffers, "broadcast_buffers"),
+    ("flat", own_buffers, "forward_sync_buffers"),
+    ("flat", own_buffers, "init_sync"),
     ("flat", graph_called_static_after_wrapping),
     ("flat", tuned_in_the_middle, Stock, 0),
     ("flat", tuned_in_the_middle, Theirs, 3),
 )
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
 def test_what_torchs_class_is_given_ours_is(beside: Beside, compare: Any, arguments: Any) -> None:
     beside.check(compare, *arguments)
 

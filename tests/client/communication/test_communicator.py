@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import tunable_of
+from bagua_client.torch_private import groups as torch_groups
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -27,6 +29,17 @@ def _world() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     return group
+
+
+def _timeouts() -> list[timedelta | None]:
+    user = dist.new_group(timeout=timedelta(seconds=41))
+    partition = [[rank] for rank in range(dist.get_world_size())]
+    made = Communicator(user, CPU).new_group(partition)
+    return [torch_groups.timeout_of(user, CPU), torch_groups.timeout_of(made, CPU)]
+
+
+def test_a_new_group_has_the_timeout_of_the_users(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_timeouts) == [[timedelta(seconds=41)] * 2] * 2
 
 
 def _sum(hierarchical: str) -> tuple[list[str], bool]:

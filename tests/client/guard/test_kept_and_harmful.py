@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
+import bagua_client
 from bagua_client import DistributedDataParallel
 from bagua_client.reporter.drift import DriftWatch
 from tests.client.agent.scripted_service import ScriptedService
@@ -21,13 +25,20 @@ MOST_STEPS = 3000
 STEPS_AFTER = 800
 
 
-def _model() -> DistributedDataParallel:
+def _model(is_sharded: bool) -> Any:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
-    return DistributedDataParallel(net)
+    if not is_sharded:
+        return DistributedDataParallel(net)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (net[0], net[2], net):
+        fully_shard(layer, mesh=mesh)
+    return bagua_client.tune(net)
 
 
-def _trained(url: str, by_hand: bool) -> tuple[list[str], list[str]]:
+def _trained(
+    url: str, by_hand: bool = False, is_sharded: bool = False
+) -> tuple[list[str], list[str]]:
     """The precision in force in each step after the tuning, and how its rounds ended. On rank 1
     the loss rises then.
 
@@ -36,7 +47,8 @@ def _trained(url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     """
     variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_ALLOW": "bf16"}
     with mock.patch.dict(os.environ, variables):
-        model = _model()
+        model = _model(is_sharded)
+        model(torch.ones(2, 16)).square().mean().backward()  # Its tuning may begin only here.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     seen: list[str] = []
     summaries: list[str] = []
@@ -58,9 +70,12 @@ def _trained(url: str, by_hand: bool) -> tuple[list[str], list[str]]:
     return seen, summaries
 
 
-def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool) -> None:
+@pytest.mark.parametrize("is_sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_ranks_return_to_the_default_in_the_same_step(
+    two_ranks: RankPool, is_sharded: bool
+) -> None:
     with ScriptedService([TRIED], steps=30) as service:
-        (first, _), (second, _) = two_ranks.run(_trained, service.url, False)
+        (first, _), (second, _) = two_ranks.run(_trained, service.url, False, is_sharded)
         (event,) = service.bodies("diverged")
         assert service.bodies("disagreement") == []
     assert first == second
@@ -73,7 +88,7 @@ def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool) -
 def _without_reporter(url: str) -> list[str]:
     """The same, where the thread that talks to the service fails after the tuning."""
     with mock.patch.object(DriftWatch, "add", side_effect=RuntimeError("on purpose")):
-        return _trained(url, False)[0]
+        return _trained(url)[0]
 
 
 def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:

@@ -69,6 +69,12 @@ def test_all_is_as_with_python(
     )
 
 
+def test_options_before_it_stay_in_any_spelling(folder: Path) -> None:
+    plain = start("-OO", "scripts/train.py", folder=folder)
+    for spelling in (("-OOm", "bagua_client"), ("-OO", "-mbagua_client")):
+        assert start(*spelling, "scripts/train.py", folder=folder).stdout == plain.stdout
+
+
 def test_under_options_that_hide_our_variables_it_is_an_error(folder: Path) -> None:
     begin = f"import sys; sys.path += {sys.path}; from bagua_client.launcher.script import main"
     done = start("-E", "-c", f"{begin}; main(['scripts/train.py'])", folder=folder)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -69,6 +70,16 @@ def test_a_bash_script_trains_with_our_class(folder: Path) -> None:
     command = f"--no_python --nproc_per_node=2 --master_port={_free_port()}"
     lines = _run(f"{command} bash your_bash_script.sh --arg1", folder)
     assert lines == ["trains with bucket 25 MiB, first bucket 1 MiB ['--arg1']"] * 2
+
+
+def test_two_nodes_find_one_another(folder: Path) -> None:
+    common = f"--nproc_per_node=1 --nnodes=2 --master_addr=127.0.0.1 --master_port={_free_port()}"
+    common += " --default_bucket_size 2097152 --host_list a,b"
+    commands = [f"{common} --node_rank={rank} your_training_script.py" for rank in range(2)]
+    with ThreadPoolExecutor() as threads:
+        nodes = list(threads.map(lambda command: _run(command, folder), commands))
+    told = "None, None, '2097152', None] []"
+    assert sorted(nodes) == [[f"told ['{rank}', '2', {told}"] for rank in range(2)]
 
 
 def test_an_elastic_job_meets_over_c10d_and_writes_its_logs(folder: Path) -> None:

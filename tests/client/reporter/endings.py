@@ -37,8 +37,8 @@ class Squares:
         return index**2, ",".join(thread.name for thread in threading.enumerate())
 
 
-def _load() -> None:
-    found = list(DataLoader(Squares(), num_workers=1, multiprocessing_context="fork"))
+def _load(context: str) -> None:
+    found = list(DataLoader(Squares(), num_workers=1, multiprocessing_context=context))
     assert [int(square) for square, _ in found] == [0, 1, 4, 9]
     assert not any("bagua" in names for _, (names,) in found)
 
@@ -61,7 +61,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "os._exit": lambda: os._exit(4),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "fork": _fork,
-    "forked workers": _load,
+    "forked workers": lambda: _load("fork"),
+    "spawned workers": lambda: _load("spawn"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import stat
 import zlib
@@ -146,6 +147,15 @@ def test_what_is_no_copy_is_not_offered(
     # And it does not keep a whole one from being kept.
     node.write(told("whole"))
     assert unpack(file.read_bytes())["said"] == "whole"
+
+
+def test_what_a_node_offers_may_be_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: dist.Store
+) -> None:
+    place = "bagua/copies/all/digits/1"
+    store.set(place, base64.b64encode(b"nonsense").decode())
+    store.set(f"{place}/at", "5")
+    assert of_rank(0, tmp_path, monkeypatch).take() is None
 
 
 def test_one_that_is_too_large_is_said_once(

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -53,6 +54,11 @@ def wait_for(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
+
+
+def _has_ended() -> bool:
+    """Whether no reporter's thread runs any more."""
+    return all(thread.name != "bagua-reporter" for thread in threading.enumerate())
 
 
 def command_of(reporter: Reporter) -> dict[str, Any]:
@@ -141,6 +147,17 @@ def test_a_job_that_was_forgotten_when_a_profile_came_is_registered_anew(start: 
         wait_for(lambda: service.bodies("profiles"))
 
 
+def test_a_job_that_ended_and_was_forgotten_is_not_registered_anew(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        service.forget()
+        reporter.close(60.0)
+        wait_for(_has_ended)
+        assert service.refused == 1
+        assert len(service.bodies("PUT")) == 1
+
+
 def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: Start) -> None:
     with ScriptedService([[SMALL], [LARGE]]) as service:
         reporter = start(service)
@@ -155,6 +172,28 @@ def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: 
         assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
         kinds = [kind for kind, _ in service.requests[said:]]
         assert kinds == ["progress", "drift"], "how far it came under what it leaves, and why"
+
+
+def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * 500 + [0.1] * WATCHED)
+        drifts = wait_for(lambda: len(service.bodies("drift")) == 2 and service.bodies("drift"))
+        assert [drift["seconds"] for drift in drifts] == [pytest.approx(0.3), pytest.approx(0.1)]
+        assert reporter.take_command() is None
+
+
+def test_a_change_reaches_a_service_that_was_away(start: Start) -> None:
+    with ScriptedService([[SMALL], [LARGE]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 503
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)
+        wait_for(lambda: service.refused)
+        service.refuses.clear()
+        assert command_of(reporter)["trial"] == 1
+        assert len(service.bodies("drift")) == 1
 
 
 def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from bagua_training.data import (
     CachedDataset,
@@ -110,6 +111,28 @@ def test_workers_find_what_was_loaded_before_they_started(place: dict[str, Any])
     assert cached.cache_loader.statistics == (LENGTH // 2, LENGTH)
     assert torch.equal(cached[LENGTH - 1], torch.full((3,), float((LENGTH - 1) ** 2)))
     assert not cached.dataset.loaded[LENGTH - 1]
+
+
+def _epochs(place: dict[str, Any]) -> list[tuple[int, int]]:
+    # Ranks of a test are daemons; those of a job are not, and have workers.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    cached = CachedDataset(Squares(), **place)
+    sampler = DistributedSampler(cached)
+    loader = DataLoader(
+        cached, batch_size=5, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+    )
+    found = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        list(loader)
+        torch.distributed.barrier()
+        found.append(tuple(cached.cache_loader.statistics))
+    return found
+
+
+def test_ranks_share_what_their_workers_loaded(two_ranks: RankPool, place: dict[str, Any]) -> None:
+    each = LENGTH // 2
+    assert two_ranks.run(_epochs, place) == [[(0, each), (each, each)]] * 2
 
 
 def _two_nodes(place: dict[str, Any]) -> int:
@@ -236,6 +259,17 @@ def test_a_store_that_does_not_answer_is_not_asked_for_each_sample(
         for key in range(LENGTH):
             assert loader.get(key, lambda key: key) == key
         assert asked.total() == 1
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_full_a_server_drops_samples_and_the_rest_is_right() -> None:
+    with redis_server(capacity=3_000_000) as server:
+        loader = CacheLoader(hosts=[server.host], writer_buffer_size=5)
+        for _ in range(2):
+            for key in range(LENGTH):
+                value = loader.get(key, lambda key: numpy.full(25_000, key))
+                assert (value == key).all()
+        assert 0 < loader.num_keys() < LENGTH
 
 
 def test_a_slow_reader_does_not_keep_its_samples_for_itself(

@@ -131,6 +131,12 @@ def test_an_epoch_differs_from_the_next_and_is_the_same_again() -> None:
     assert len(dropped) > 10  # not always the largest
 
 
+def test_not_shuffled_the_cost_ascends() -> None:
+    lengths = log_normal(64)
+    (alone,) = samplers(lengths, 1, shuffle=False)
+    assert [lengths[index] for index in alone] == sorted(lengths)
+
+
 def _shared(lengths: list[int], fails_on: int | None) -> tuple[list[int], int] | str:
     dataset = Lengths(lengths)
 
@@ -196,6 +202,15 @@ def test_complexities_may_be_of_any_kind(kind: Any) -> None:
     )
     assert sampler.complexities.tolist() == values
     assert list(sampler) == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fewer_samples_than_ranks(drop_last: bool) -> None:
+    for lengths in ([], [5, 6]):
+        of_ranks = [list(each) for each in samplers(lengths, 3, drop_last=drop_last)]
+        used = [] if drop_last or not lengths else [0, 1]
+        assert sorted({index for rank in of_ranks for index in rank}) == used
+        assert [len(rank) for rank in of_ranks] == [len(used) // 2] * 3
 
 
 def by_tokens(most: int, lengths: list[int]) -> Any:
@@ -272,7 +287,3 @@ def test_only_with_a_sampler_that_keeps_all() -> None:
     for sampler in (samplers([1, 2], 1, drop_last=True)[0], None):
         with pytest.raises(ValueError, match="without drop_last"):
             LoadBalancingDistributedBatchSampler(sampler, lambda indices: [indices])  # type: ignore[arg-type]
-
-
-def test_without_samples_no_rank_has_any() -> None:
-    assert [list(each) for each in samplers([], 3)] == [[]] * 3

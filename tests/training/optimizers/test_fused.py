@@ -95,6 +95,17 @@ def test_schedulers_closures_scalers_and_hooks() -> None:
     assert twins.fused_count == 10
 
 
+def test_a_scale_that_overflowed_skips_the_step() -> None:
+    twins = Twins(LoopAdam, replace_step=True)
+    twins.backward()
+    before = [parameter.clone() for parameter in twins.parameters()[0]]
+    twins.parameters()[0][1].grad.fill_(float("inf"))  # type: ignore[union-attr]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.tensor(1.0))
+    scaler.step(twins.fused)
+    assert all(map(torch.equal, before, twins.parameters()[0]))
+
+
 def test_images_keep_their_order_in_memory() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(
         memory_format=torch.channels_last

@@ -42,6 +42,20 @@ def test_it_says_why_and_steps_as_ever(
     assert getattr(twins.fused, "calls", 3) == 3
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
+def test_what_depends_on_shapes_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
+    plain_model = copy.deepcopy(model)
+    muon = torch.optim.Muon(model.parameters())  # type: ignore[attr-defined]
+    fused = fuse_optimizer(muon, element_wise=True)
+    plain = torch.optim.Muon(plain_model.parameters())  # type: ignore[attr-defined]
+    for each, step in ((model, fused.fuse_step), (plain_model, plain.step)):  # type: ignore[attr-defined]
+        each(torch.ones(2, 6)).square().sum().backward()
+        step()
+    assert all(map(torch.equal, model.parameters(), plain_model.parameters()))
+    assert caplog.records[0].message.startswith("Muon is not fused: in step 1")
+
+
 def test_a_refusal_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     """Its trial raises half-way, after it has changed all that an optimizer can."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
