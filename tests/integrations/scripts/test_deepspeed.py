@@ -1,6 +1,6 @@
-"""DeepSpeed by itself and by the Trainer of transformers, which uses Accelerate, tuned, has the
-losses and the weights that it has without us: started by the launcher, and where the program calls
-``tune`` itself. Checkpoints are written and read in the midst."""
+"""DeepSpeed by itself, by Accelerate and by the Trainer of transformers, tuned, has the losses and
+the weights that it has without us: started by the launcher, and where the program calls ``tune``
+itself. Checkpoints are written and read in the midst."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ STAGE_3 = (
 TRIED = {
     "zero-1": STAGES_1_AND_2,
     "zero-2": STAGES_1_AND_2,
+    "accelerate": STAGES_1_AND_2,
     "zero-3": STAGE_3,
     "trainer": STAGE_3,
 }

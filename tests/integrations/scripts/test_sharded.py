@@ -1,10 +1,10 @@
-"""The Trainer of transformers, which shards its model with ``fully_shard`` through Accelerate, has,
-tuned, the losses and the weights that it has without us: started by the launcher, and where the
-program calls ``tune`` itself.
+"""Frameworks that shard their models with ``fully_shard``, tuned, have the losses and the weights
+that they have without us: started by the launcher, and where the program calls ``tune`` itself.
 
-Accelerate shards on GPUs only (``AcceleratorState`` looks at its plugin where the job is of the
-type MULTI_GPU or the like, never where it is MULTI_CPU, and then replicates the model without a
-word), so on CPUs the script tells it that it has accelerators.
+The same processes serve all frameworks. Accelerate, and with it the Trainer, shards on GPUs only
+(``AcceleratorState`` looks at its plugin where the job is of the type MULTI_GPU or the like, never
+where it is MULTI_CPU, and then replicates the model without a word), so on CPUs the script tells it
+that it has accelerators.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from tests.integrations.lacking import needs
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SCRIPT = str(HERE / "sharded_script.py")
+FRAMEWORKS = ("accelerate", "trainer", "fabric", "lightning")
+LAUNCHED = ("trainer", "lightning")
+"""The Trainer shards through Accelerate, Fabric by the function that Lightning is given, too."""
 STEPS = 60
 DEFAULT = Configuration(64)
 TRIED = (
@@ -36,7 +39,7 @@ TRIED = (
 FEWEST_TRIED = 3
 """Of these, in the steps that a training has on a busy machine."""
 
-pytestmark = [pytest.mark.slow, needs("accelerate", "transformers")]
+pytestmark = [pytest.mark.slow, needs("accelerate", "transformers", "lightning")]
 
 
 def _trained(url: str, *words: str) -> None:
@@ -50,24 +53,27 @@ def _trained(url: str, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_it_trains_as_without_us(tmp_path: Path) -> None:
+def test_they_train_as_without_us(tmp_path: Path) -> None:
     by_itself, launched = tmp_path / "by itself", tmp_path / "launched"
     by_itself.mkdir()
     launched.mkdir()
     with ScriptedService([[each.to_json() for each in (*TRIED, DEFAULT)]]) as service:
         # Untouched, and then tuned, in one program; then launched, without a word of ours in it.
-        _trained(service.url, *torchrun.WORDS, SCRIPT, str(by_itself), str(STEPS), "tune")
-        _trained(
-            service.url, "-m", "bagua_client", *torchrun.WORDS, SCRIPT, str(launched), str(STEPS)
-        )
+        told = SCRIPT, str(by_itself), str(STEPS), *FRAMEWORKS, "tune", *FRAMEWORKS
+        _trained(service.url, *torchrun.WORDS, *told)
+        ours = "-m", "bagua_client", *torchrun.WORDS
+        _trained(service.url, *ours, SCRIPT, str(launched), str(STEPS), *LAUNCHED)
         assert service.bodies("disagreement") == []
-    for rank in range(2):
-        expected = _told(by_itself, "trainer", rank)
-        assert expected["in_force"] == []
-        for ours in (_told(by_itself, "tuned", rank), _told(launched, "trainer", rank)):
-            assert ours["losses"] == expected["losses"]
-            assert ours["state"] == expected["state"]
-            assert len(ours["in_force"]) >= FEWEST_TRIED, ours["in_force"]
+    for name in FRAMEWORKS:
+        for rank in range(2):
+            expected = _told(by_itself, name, rank)
+            assert expected["in_force"] == []
+            found = [_told(by_itself, f"{name}-tuned", rank)]
+            found += [_told(launched, name, rank)] if name in LAUNCHED else []
+            for ours in found:
+                assert ours["losses"] == expected["losses"], name
+                assert ours["state"] == expected["state"], name
+                assert len(ours["in_force"]) >= FEWEST_TRIED, (name, ours["in_force"])
 
 
 def _told(folder: Path, name: str, rank: int) -> dict[str, Any]:

@@ -106,6 +106,37 @@ def by_itself(folder: Path, steps: int, stage: int) -> dict[str, Any]:
     return found
 
 
+def accelerate(folder: Path, steps: int, stage: int) -> dict[str, Any]:
+    """With accumulation and clipping."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        **zero(stage),
+    }
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    model, losses = net(), Losses()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine, optimizer = accelerator.prepare(model, optimizer)
+    engine = tuned(engine)
+    for step in range(2 * steps):  # Two of these are a step of the optimizer.
+        with accelerator.accumulate(engine):
+            inputs, targets = batch(step, engine.device)
+            loss = nn.functional.mse_loss(engine(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.add(loss.item(), engine)
+    found = losses.told(engine)
+    engine.destroy()
+    return found
+
+
 def trainer(folder: Path, steps: int, stage: int) -> dict[str, Any]:
     """The Trainer of transformers, which evaluates and saves."""
     from accelerate.state import AcceleratorState, GradientState
@@ -171,6 +202,7 @@ FRAMEWORKS = {
     "zero-1": lambda folder, steps: by_itself(folder, steps, 1),
     "zero-2": lambda folder, steps: by_itself(folder, steps, 2),
     "zero-3": lambda folder, steps: by_itself(folder, steps, 3),
+    "accelerate": lambda folder, steps: accelerate(folder, steps, 2),
     "trainer": lambda folder, steps: trainer(folder, steps, 3),
 }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from bagua_client.algorithms import GlobalAlgorithmRegistry
 from tests.integrations.trainings import regression
 from tests.integrations.trainings.lightning_modules import (
     Adversaries,
@@ -29,18 +31,22 @@ from tests.integrations.trainings.lightning_modules import (
     WithTwoSchedulers,
     of,
 )
+from tests.upstream.runner import sync_batch_norm
 
 STEPS = 20
 TOLERANCE = 1e-6
+ALGORITHMS = tuple(GlobalAlgorithmRegistry.available_algorithms("replicated"))
 EQUAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"flatten": True, "accumulate_grad_batches": 4, "gradient_clip_val": 0.01},
     "manual": {"kind": Adversaries, "strategy": {"find_unused_parameters": True}},
     "bf16": {"precision": "bf16-mixed", "strategy": {"bucket_cap_mb": 0.001}},
+    "sync_batchnorm": {"sync_batchnorm": True},
     "unused": {"kind": Partial, "strategy": {"find_unused_parameters": True}},
 }
 """Trainings whose weights must be those of ``strategy="ddp"``."""
 RESUMED: dict[str, dict[str, Any]] = {
+    "gradient_allreduce": {},
     "bytegrad": {"error_feedback": True},
     "powersgd": {"start_powerSGD_iter": 3},
     "qadam": {},
@@ -119,7 +125,8 @@ def fit(
         enable_model_summary=False,
         **{"enable_checkpointing": False, "max_steps": STEPS, "max_epochs": -1, **options},
     )
-    trainer.fit(module, *loaders, ckpt_path=resume)
+    with _sync_batch_norm(place, options.get("sync_batchnorm", False)):
+        trainer.fit(module, *loaders, ckpt_path=resume)
     # Testing begins with rank 0's weights on all ranks.
     values = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
     values["losses"] = torch.tensor(module.losses)
@@ -132,6 +139,16 @@ def fit(
     predicted = trainer.predict(module, loaders[1])
     values["predicted"] = torch.cat(predicted).cpu()
     return Fitted(values)
+
+
+@contextmanager
+def _sync_batch_norm(place: Place, is_used: bool) -> Iterator[None]:
+    """PyTorch has that layer for accelerators only."""
+    with ExitStack() as stack:
+        used = is_used and place.accelerator == "cpu"
+        for replaced in sync_batch_norm.stand_ins() if used else ():
+            stack.enter_context(mock.patch.object(*replaced))
+        yield
 
 
 def difference(one: Fitted, other: Fitted) -> float:
@@ -188,6 +205,25 @@ def check_count(place: Place) -> str:
     )
     assert found.syncs == 6, found.syncs
     return "6 communications for 24 batches"
+
+
+def check_named(algorithm: str, place: Place) -> str:
+    """Each algorithm trains by its name."""
+    import bagua_client.lightning  # noqa: F401
+
+    seen = []
+
+    class Seen(place.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            seen.append(trainer.strategy.model.algorithm.name)
+
+    kind = WithQAdam if algorithm == "qadam" else Regression
+    trained = fit(place, f"bagua_{algorithm}", kind, callbacks=(Seen(),), max_steps=60)
+    assert seen == [algorithm]
+    losses = trained.values["losses"]
+    first, last = float(losses[2:10].mean()), float(losses[-10:].mean())
+    assert last < 0.7 * first, (first, last)
+    return f"loss {first:.3f} to {last:.3f}"
 
 
 def check_qadams_errors(place: Place) -> str:
@@ -335,6 +371,7 @@ def check_reductions(place: Place) -> str:
 CHECKS: dict[str, Callable[[Place], str]] = {
     **{f"equals ddp: {name}": partial(check_equal, name) for name in EQUAL},
     "counted": check_count,
+    **{f"by name: {name}": partial(check_named, name) for name in ALGORITHMS},
     "qadam's errors": check_qadams_errors,
     **{f"resumed: {name}": partial(check_resumed, name) for name in RESUMED},
     "async": check_async,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from bagua_client.algorithms import ByteGradAlgorithm, GlobalAlgorithmRegistry
 from tests.integrations.lacking import needs
@@ -42,6 +44,12 @@ def test_each_algorithm_has_a_name_in_both_registries(ours: Any) -> None:
     assert names <= set(ours.StrategyRegistry.available_strategies())
     assert names <= set(ours.STRATEGY_REGISTRY.available_strategies())
     assert type(_trainer(ours, "bagua_bytegrad").strategy) is ours.BaguaStrategy
+
+
+def test_importing_it_again_changes_nothing(ours: Any) -> None:
+    before = dict(ours.StrategyRegistry)
+    importlib.reload(importlib.import_module("bagua_client.lightning"))
+    assert dict(ours.StrategyRegistry) == before
 
 
 @pytest.mark.parametrize(
@@ -91,12 +99,61 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
     importlib.reload(module)
 
 
+def test_arguments_go_to_whom_they_are_for(ours: Any) -> None:
+    strategy = ours.BaguaStrategy(
+        algorithm="async",
+        sync_interval_ms=100,
+        warmup_steps=10,
+        find_unused_parameters=True,
+        bucket_cap_mb=7,
+        start_method="spawn",
+        process_group_backend="gloo",
+    )
+    assert strategy._ddp_kwargs == {
+        "gradient_as_bucket_view": True,
+        "find_unused_parameters": True,
+        "bucket_cap_mb": 7,
+    }
+    assert strategy._start_method == "spawn"
+    assert strategy.process_group_backend == "gloo"
+    algorithm = strategy._choice._make((), 0, None)
+    assert (algorithm.sync_interval_ms, algorithm.warmup_steps) == (100, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_view"),
+    [
+        ({}, True),
+        ({"flatten": False}, False),
+        ({"flatten": True, "gradient_as_bucket_view": False}, False),
+    ],
+)
+def test_flattened_gradients_are_views_of_the_buckets(
+    ours: Any, arguments: dict[str, bool], is_view: bool
+) -> None:
+    strategy = ours.BaguaStrategy(**arguments)
+    assert strategy._ddp_kwargs["gradient_as_bucket_view"] is is_view
+
+
 @pytest.mark.parametrize("algorithm", GlobalAlgorithmRegistry.available_algorithms("replicated"))
 def test_ranks_that_are_spawned_are_sent_the_strategy(ours: Any, algorithm: str) -> None:
     strategy = ours.StrategyRegistry.get(f"bagua_{algorithm}")
     sent = pickle.loads(pickle.dumps(strategy))
     assert type(sent) is ours.BaguaStrategy
     assert sent._choice._algorithm == algorithm
+
+
+def test_arguments_stand_where_bagua_had_them(ours: Any) -> None:
+    parameters = list(inspect.signature(ours.BaguaStrategy).parameters)
+    assert parameters[:7] == [
+        "algorithm",
+        "flatten",
+        "accelerator",
+        "parallel_devices",
+        "cluster_environment",
+        "checkpoint_io",
+        "precision_plugin",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,21 +186,45 @@ def test_what_an_algorithm_cannot_be_is_told_at_once(ours: Any) -> None:
 
 
 @needs("jsonargparse")
-def test_the_command_line_knows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "algorithm"),
+    [
+        (["--trainer.strategy", "bagua_bytegrad"], "bytegrad"),
+        (
+            [
+                "--trainer.strategy=bagua_client.lightning.BaguaStrategy",
+                "--trainer.strategy.algorithm=bytegrad",
+                "--trainer.strategy.dict_kwargs.error_feedback=true",
+            ],
+            "bytegrad",
+        ),
+    ],
+)
+def test_the_command_line_knows_them(
+    tmp_path: Path, arguments: list[str], algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cli = importlib.import_module("lightning.pytorch.cli")
     module = importlib.import_module("lightning.pytorch.demos.boring_classes").BoringModel
+    ours = _ours("lightning")
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        "--trainer.accelerator=cpu",
-        "--trainer.devices=2",
-        "--trainer.logger=false",
-        "--trainer.strategy=bagua_client.lightning.BaguaStrategy",
-        "--trainer.strategy.algorithm=bytegrad",
-        "--trainer.strategy.dict_kwargs.error_feedback=true",
-    ]
+    fixed = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
     # Else it seeds whatever this process starts from here on, by a variable of the environment.
-    made = cli.LightningCLI(module, run=False, args=arguments, seed_everything_default=False)
-    strategy = made.trainer.strategy
-    assert type(strategy) is _ours("lightning").BaguaStrategy
-    found = strategy._choice._make((), 0, None)
-    assert (found.name, found.error_feedback) == ("bytegrad", True)
+    made = cli.LightningCLI(
+        module, run=False, args=[*fixed, *arguments], seed_everything_default=False
+    )
+    assert type(made.trainer.strategy) is ours.BaguaStrategy
+    found = made.trainer.strategy._choice._make((), 0, None)
+    assert found.name == algorithm
+    assert getattr(found, "error_feedback", False) is (len(arguments) == 3)
+
+
+def test_a_scaler_of_the_training_is_qadams(ours: Any) -> None:
+    from bagua_client.algorithms import QAdamOptimizer
+
+    scaler = torch.amp.GradScaler("cpu")
+    choice = ours.BaguaStrategy(algorithm="qadam", hierarchical=False)._choice
+    optimizer = QAdamOptimizer([torch.nn.Parameter(torch.ones(2))])
+    algorithm = choice._make([optimizer], 1, scaler)
+    assert algorithm.grad_scaler is scaler
+    assert algorithm.optimizer is optimizer
+    assert not algorithm.hierarchical

@@ -59,6 +59,23 @@ class Regression(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
 
+class Twice(Regression):
+    """Two optimizer steps, each after a backward pass of the whole model, in a training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, _: int) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+
 class Adversaries(Regression):
     """As in Lightning's own example, each optimizer's turn has the other's parameters frozen."""
 

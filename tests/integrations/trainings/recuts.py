@@ -24,9 +24,8 @@ SETTINGS = (
 )
 """The models here have some kilobytes, so that most of these cut them each in its own way."""
 
-
-EVERY = 2
-"""Steps from one to the next."""
+OF_A_HOOK = tuple(Setting(Configuration(size), None) for size in (1500, 1, 4000, 2**20, 2500))
+"""Where a communication hook of the training's carries the buckets, only their sizes change."""
 
 STEP_SECONDS = 0.01
 """Between two steps of a tuned training, which would be over before the service has answered."""
@@ -37,10 +36,14 @@ class Recuts:
 
     Args:
         run: with torch's class nothing is cut, and what is tuned is not cut by hand.
+        settings: what to cut, in turns.
+        every: so many steps.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, settings: Sequence[Setting] = SETTINGS, every: int = 2) -> None:
         self._run = run
+        self._settings = settings
+        self._every = every
         self._steps = 0
         self._wrapper: Any = None
         self._seen = Trained()
@@ -67,8 +70,8 @@ class Recuts:
     def _recut(self) -> None:
         if self._run.url:
             time.sleep(STEP_SECONDS)
-        elif self._steps % EVERY == 0 and self._is_settled:
-            setting = SETTINGS[self._steps // EVERY % len(SETTINGS)]
+        elif self._steps % self._every == 0 and self._is_settled:
+            setting = self._settings[self._steps // self._every % len(self._settings)]
             try:
                 if not self._wrapper.reconfigure(setting.of(self._wrapper)):
                     self._seen.refusals.add("the ranks did not agree")

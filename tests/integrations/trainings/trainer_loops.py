@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -19,15 +18,10 @@ from transformers import (
 )
 
 from tests.integrations.arms import Run, Trained
+from tests.integrations.trainings.accelerate_loops import forget_state
 from tests.integrations.trainings.recuts import Recuts
 
 TOKENS = 32
-
-
-def forget_state() -> None:
-    """Accelerate keeps its options for the life of a process, which here trains many times."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class _Between(TrainerCallback):
@@ -116,6 +110,17 @@ def _logged(trainer: Trainer) -> list[float]:
 def default(run: Run) -> Trained:
     """As the Trainer wraps unasked: with find_unused_parameters; gradients are clipped."""
     return _train(run, _gpt2(), 12, eval_strategy="steps", eval_steps=5)
+
+
+def accumulation(run: Run) -> Trained:
+    return _train(
+        run,
+        _llama(),
+        7,
+        bf16=True,
+        ddp_find_unused_parameters=False,
+        gradient_accumulation_steps=3,
+    )
 
 
 def resumed(run: Run) -> Trained:
