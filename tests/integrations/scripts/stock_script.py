@@ -9,6 +9,7 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 STEPS = 40
-ARGUMENTS = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "view": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
