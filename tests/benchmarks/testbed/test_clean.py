@@ -80,11 +80,12 @@ def test_after_kill_9_the_ranks_die_and_clean_removes_the_rest(
     assert started(foreign[1]) is not None
 
 
-def test_after_ctrl_c_nothing_is_left(running: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_ctrl_c_nothing_is_left(running: subprocess.Popen[bytes], number: int) -> None:
     record = record_of(running)
     pids = record.processes()
-    running.send_signal(signal.SIGINT)
-    assert running.wait(WAIT_SECONDS) == 128 + signal.SIGINT
+    running.send_signal(number)
+    assert running.wait(WAIT_SECONDS) == 128 + number
     assert_nothing_left(record, pids)
 
 
