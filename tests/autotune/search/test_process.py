@@ -171,17 +171,15 @@ def test_an_average_is_that_of_its_likely_processes_and_as_unsure_as_they_differ
     averaged = AveragedProcess(POINTS, np.array(rows), costs, errors, None)
     weights = [weight for weight, _ in averaged.parts]
     assert sum(weights) == pytest.approx(1.0)
-    # Drawn: which of the processes is right, then a cost from it.
-    rng = np.random.default_rng(0)
-    one, other = rows[0], rows[-1]
-    drawn = []
-    for place in rng.choice(len(weights), 4000, p=weights):
-        process = averaged.parts[place][1]
-        pair = [one, other]
-        own = np.diag(process.variances[pair])
-        own[0, 1] = own[1, 0] = process.covariances(one)[other]
-        drawn.append(rng.multivariate_normal(process.means[pair], own))
-    apart = np.subtract(*np.transpose(drawn))
+    # Drawn: which of the processes is right, then a difference from it.
+    rng, one, other = np.random.default_rng(0), rows[0], rows[-1]
+    drawn: list[float] = []
+    counts = rng.multinomial(4000, weights).tolist()
+    for count, (_, process) in zip(counts, averaged.parts, strict=True):
+        variance = process.variances[[one, other]].sum() - 2 * process.covariances(one)[other]
+        mean = process.means[one] - process.means[other]
+        drawn += rng.normal(mean, np.sqrt(max(variance, 0.0)), count).tolist()
+    apart = np.array(drawn)
     mean, deviation = averaged.difference(one, other)
     assert mean == pytest.approx(apart.mean(), abs=5 * deviation / np.sqrt(4000))
     assert deviation == pytest.approx(apart.std(), rel=0.15)
