@@ -80,6 +80,14 @@ class Searches:
         out, err = self.start().communicate(timeout=100)
         return out, err
 
+    def is_finished(self) -> bool:
+        """Whether the latest search has its result."""
+        store = Store(f"sqlite:///{self.database}", as_found=True)
+        try:
+            return any(store.jobs.get(job.id).result for job in store.jobs.contacts())
+        finally:
+            store.close()
+
     def trials(self) -> list[list[Trial]]:
         """Those of each job, oldest first."""
         store = Store(f"sqlite:///{self.database}", as_found=True)
@@ -114,11 +122,14 @@ def test_a_search_killed_again_and_again_makes_no_run_twice(tmp_path: Path) -> N
         assert interruptions < 60
         pause = drawn.uniform(0, 1.5 * RUN_SECONDS)
         code, said = searches.interrupted(drawn.choice((4, 6)), signal.SIGKILL, pause)
+        if searches.is_finished():
+            break  # killed, maybe, between the end of the search and its own
     assert interruptions >= 2
     (found,) = searches.trials()
     assert list(map(same, found)) == list(map(same, expected))
-    assert result_line(said) == result_line(err)
-    assert said.splitlines()[:2] == out.splitlines()
+    if code == 0:
+        assert result_line(said) == result_line(err)
+        assert said.splitlines()[:2] == out.splitlines()
     # Only runs that were cut short are made again, at most one for each interruption. One that was
     # over just before it could be stored counts among them.
     repeated = len(searches.noted("starts")) - len(undisturbed.noted("starts"))
