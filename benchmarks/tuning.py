@@ -38,7 +38,6 @@ from benchmarks.support.searches import bagua_optimizer
 from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS, QUIET_STEPS = 3000, 10_000
-NOISE_OF_STEPS = 0.05
 NOISE = "noise"
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
 Row = Mapping[str, Any]
@@ -256,6 +255,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
     parser.add_argument("--jobs", type=int, default=200, help="jobs whose baseline is the best")
     parser.add_argument("--seeds", type=int, default=2, help="seeds for each case of part gain")
+    parser.add_argument("--noise", type=float, default=0.05, help="of each step, but in part noise")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     of_noise = parser.add_argument_group("part noise")
     of_noise.add_argument("--tunings", type=int, default=200, help="in each climate of noise")
@@ -303,10 +303,10 @@ def main() -> None:
     if "bagua" in options.rivals:
         bagua_optimizer.prepare()
     run: dict[str, Callable[[], list[Row]]] = {
-        "gain": lambda: gain(options.seeds, NOISE_OF_STEPS),
-        "best already": lambda: best_already(options.jobs, NOISE_OF_STEPS),
-        "drift": lambda: drift(NOISE_OF_STEPS, QUIET_STEPS),
-        "warm start": lambda: warm_start(NOISE_OF_STEPS),
+        "gain": lambda: gain(options.seeds, options.noise),
+        "best already": lambda: best_already(options.jobs, options.noise),
+        "drift": lambda: drift(options.noise, QUIET_STEPS),
+        "warm start": lambda: warm_start(options.noise),
         NOISE: lambda: noisy.run(
             options.tunings,
             options.processes,

@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waiting for what another process does. By itself, as tests that need no torch load none."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import random
@@ -33,17 +32,6 @@ class Comparison:
     low: float
     high: float
     pairs: int
-
-
-class Lines(logging.Handler):
-    """Keeps what the client says."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,6 @@ Also of the store: it has everything that was acknowledged, and is whole.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,8 +21,9 @@ from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_simulator import cases
 from benchmarks.support.fault_injection.served_job import ReportingTuner, ServedJob
 from benchmarks.support.fault_injection.trouble import Report
-from benchmarks.support.harness import Lines, print_table
+from benchmarks.support.harness import print_table
 from tests.autotune.simulated_job import truth
+from tests.client.listening import logged
 
 MOST_SECONDS = 600.0
 LONGEST_CALL_SECONDS = 1.0
@@ -137,20 +137,17 @@ def run(settings: Sequence[Setting], at_once: int) -> Iterator[Ended]:
 
 def tune(setting: Setting) -> Ended:
     """A simulated job; in a process of its own."""
-    lines = Lines()
-    logging.getLogger("bagua_client").addHandler(lines)
-    logging.getLogger("bagua_client").setLevel(logging.INFO)
     named = [each for each in cases() if each.simulator.cluster.nodes == 4]
     problem = named[setting.number % len(named)]
     began = time.monotonic()
     seed = 1000 * setting.seed + setting.number
-    tuner = ReportingTuner(setting.url, SERVER_WAIT_SECONDS)
-    job = ServedJob(tuner, problem.simulator, "job", seed, fingerprint=str(seed))
-    while not job.is_finished and time.monotonic() - began < MOST_SECONDS:
-        job.run(1)
-    seconds = time.monotonic() - began
-    tuner.reporter.close(5.0)
-    logging.getLogger("bagua_client").removeHandler(lines)
+    with logged() as lines:
+        tuner = ReportingTuner(setting.url, SERVER_WAIT_SECONDS)
+        job = ServedJob(tuner, problem.simulator, "job", seed, fingerprint=str(seed))
+        while not job.is_finished and time.monotonic() - began < MOST_SECONDS:
+            job.run(1)
+        seconds = time.monotonic() - began
+        tuner.reporter.close(5.0)
     best = min(truth(problem.simulator).values())
     return Ended(
         number=setting.number,
@@ -159,7 +156,7 @@ def tune(setting: Setting) -> Ended:
         stuck_ranks=0 if job.is_finished else problem.simulator.cluster.world_size,
         place="default" if job.configuration == job.baseline else "winner",
         over_best=job.true_seconds(job.configuration) / best - 1,
-        reason=last_words(lines.lines),
+        reason=last_words(lines),
         seconds=seconds,
     )
 

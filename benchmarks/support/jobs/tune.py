@@ -22,9 +22,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from bagua_client import DistributedDataParallel, tune
-from benchmarks.support.harness import Lines
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run
 from benchmarks.support.workloads import training
+from tests.client.listening import logged
 
 
 def tuned(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -76,10 +76,9 @@ def tuned(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def main() -> None:
-    heard = Lines()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("bagua_client").addHandler(heard)
-    run(__doc__, lambda spec, device: {**tuned(spec, device), "log": heard.lines})
+    with logged() as lines:
+        run(__doc__, lambda spec, device: {**tuned(spec, device), "log": lines})
 
 
 if __name__ == "__main__":

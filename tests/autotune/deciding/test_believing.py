@@ -29,7 +29,7 @@ SEARCHED: list[Step] = [
 def follow(
     steps: Sequence[Step], candidates: Sequence[Configuration] = (BASELINE, FAST, SLOW)
 ) -> Propose | Keep:
-    """What follows some trials, of which each but the default has the steps of four visits."""
+    """What follows some trials, where the searcher's word is taken."""
     job, trials = make_job(), history(*steps)
     searcher = partial(make_searcher, "belief")
     problem = Problem(job.space, candidates)
