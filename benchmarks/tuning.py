@@ -3,7 +3,6 @@
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
-python benchmarks/tuning.py --parts noise --searcher belief --beside .
 """
 
 from __future__ import annotations

@@ -17,7 +17,12 @@ import numpy as np
 from bagua_autotune.model.knobs import Space
 from bagua_autotune.search.points import TIE, Floats, Rows, first_best
 from bagua_autotune.search.posterior import Told
-from bagua_autotune.search.process import LEVEL_VARIANCE, Process, unlikelihood
+from bagua_autotune.search.process import (
+    LEVEL_VARIANCE,
+    Process,
+    expected_improvements,
+    unlikelihood,
+)
 from bagua_wire.configuration import Configuration
 
 # How much one variable may change the logarithm of a step's time: the middle value is the
@@ -56,8 +61,15 @@ class AdditiveProcess(Process):
         super().__init__(rows, costs - level, covariance, level)
 
     def gains(self) -> Floats:
-        """How far each candidate is expected to be below the best measured one, if at all."""
-        return self.improvements(int(self._rows[first_best(-self.means[self._rows])]))
+        """How far each candidate is expected to be below the best measured one, if at all.
+
+        The difference from that one counts, not each cost by itself: measuring it once more
+        improves nothing.
+        """
+        best = int(self._rows[first_best(-self.means[self._rows])])
+        variances = self.variances + self.variances[best] - 2 * self.covariances(best)
+        deviations: Floats = np.sqrt(np.maximum(variances, 0.0))
+        return expected_improvements(self.means - float(self.means[best]), deviations)
 
     def mean(self, configuration: Configuration) -> float:
         """The expected cost of a candidate."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bagua_autotune.deciding.room import needs_as_much
-from bagua_autotune.measuring.confirmation import FEWEST_PAIRS, MOST_PAIRS, is_undecided
-from bagua_autotune.model.statistics import Estimate, Interval, difference
+from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.design import spread
 from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Told
@@ -26,6 +26,7 @@ from bagua_runs.outcomes import (
     banned,
     costs_of,
     deviation,
+    lead,
 )
 from bagua_runs.record import Record
 from bagua_runs.setting import Setting
@@ -142,7 +143,8 @@ def _parts(run: Run) -> set[Values]:
 FEWEST_RUNS = 6
 # The user's own settings are run again after so many other runs, at first and later.
 FIRST_REPEAT, REPEAT = 2, 8
-# Runs reserved for the comparison in turns at the end.
+# Of the comparison in turns at the end: so many pairs of runs, and those that are reserved for it.
+FEWEST_PAIRS, MOST_PAIRS = 2, 6
 KEPT_PAIRS = 3
 MANY_RUNS = 15
 # In standard deviations of one run.
@@ -373,7 +375,8 @@ class SystemSearch:
             if not is_half and pairs >= FEWEST_PAIRS:
                 gain = self._gain(blocks)
                 has_runs = min(self._runs_left, self._timely_runs) >= 2
-                if not is_undecided(gain) or pairs == MOST_PAIRS or not has_runs:
+                is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS
+                if not is_undecided or pairs == MOST_PAIRS or not has_runs:
                     return gain
             if len(blocks) % 4 in (0, 3):
                 blocks.append(self._measure(CONFIRM, winner))
@@ -384,9 +387,9 @@ class SystemSearch:
         return None
 
     def _gain(self, blocks: list[Run]) -> Interval:
-        noise = deviation(self.runs)
-        estimates = [Estimate(run.cost, noise, 1) for run in blocks if run.cost is not None]
-        return difference(estimates, [run.configuration == self.space.own for run in blocks])
+        costs = [run.cost for run in blocks if run.cost is not None]
+        sides = [run.configuration == self.space.own for run in blocks]
+        return lead(costs, sides, deviation(self.runs))
 
     def _run_own(self, purpose: str) -> Run:
         """Run the user's own settings. If they ever succeeded, only a second failure counts."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from bagua_autotune.search.bayesian import BayesianSearcher
-from bagua_autotune.search.belief import BeliefSearcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.testing import SearcherContract
 
 
 class TestBayesian(SearcherContract):
     searcher = BayesianSearcher
-
-
-class TestBelief(SearcherContract):
-    searcher = BeliefSearcher
 
 
 class TestRandom(SearcherContract):

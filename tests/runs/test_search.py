@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bagua_autotune.model.statistics import Interval
 from bagua_runs.asked import searched
-from bagua_runs.outcomes import Outcome, Run
+from bagua_runs.outcomes import Outcome, Run, lead
 from bagua_runs.places import EnvironmentVariable
 from bagua_runs.presets import (
     BUFFER_BYTES,
@@ -180,3 +184,45 @@ def test_what_is_set_already_is_left_as_it_is() -> None:
     assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
     # A word among numbers: its place among them is not known.
     assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
+
+
+def lead_of(*costs: float, noise: float = 0.001) -> Interval:
+    """Of runs in the order A B B A ..."""
+    return lead(costs, [place % 4 in (0, 3) for place in range(len(costs))], noise)
+
+
+def test_few_runs_and_such_as_differ_say_less() -> None:
+    steady = lead_of(1.0, 0.9, 0.9, 1.0, 1.0, 0.9)
+    assert steady.center == pytest.approx(0.1)
+    assert steady.low > 0 > lead_of(1.1, 1.0, 0.8, 0.9, 1.1, 0.9).low
+    assert lead_of(1.0, 0.97, 0.97, 1.0).low < 0 < lead_of(*[1.0, 0.97, 0.97, 1.0] * 3).low
+    assert lead_of(1.0, 0.9, 0.9, 1.0, 1.0, 0.9, noise=0.2).low < 0
+
+
+@given(st.floats(-1, 1), st.floats(-1e3, 1e3), st.floats(-0.1, 0.1))
+def test_a_steady_drift_changes_nothing(gain: float, start: float, drift: float) -> None:
+    sides = [place % 4 in (0, 3) for place in range(6)]
+    found = lead_of(*(start + drift * place + gain * side for place, side in enumerate(sides)))
+    assert found.center == pytest.approx(gain, abs=1e-9)
+    assert 0 < found.high - found.low < 0.07
+
+
+@pytest.mark.parametrize("between", [0.0, 0.03])
+def test_a_lead_that_is_looked_at_after_each_pair_holds_the_truth(between: float) -> None:
+    """Whoever stops as soon as it is clear of 0 stops on lucky runs, too."""
+    rng = random.Random(1)
+    held = stopped = 0
+    for _ in range(300):
+        costs: list[float] = []
+        found = None
+        for place in range(12):
+            costs.append(-0.05 * (place % 4 in (1, 2)) + rng.gauss(0, math.hypot(between, 0.008)))
+            if place in (3, 5, 7, 9, 11):
+                found = lead_of(*costs)
+                if found.low > 0:
+                    break
+        if found is not None and found.low > 0:
+            stopped += 1
+            held += found.low <= 0.05 <= found.high
+    assert stopped > 150
+    assert held / stopped >= 0.93

@@ -19,9 +19,7 @@ from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import (
     GAIN_THAT_MATTERS,
-    MOST_PAIRS,
-    being_confirmed,
-    confirm,
+    MOST_TRIALS,
     confirmed_gain,
     least_shown,
 )
@@ -39,7 +37,7 @@ from bagua_autotune.model.reasons import (
     failure_code,
 )
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.search import Believes, Problem, Searcher
+from bagua_autotune.search import USUAL, Judges, Problem, Searcher, make_searcher
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import RECOMPUTED_KNOB
 from bagua_wire.messages import DISAGREED
@@ -47,7 +45,8 @@ from bagua_wire.messages import DISAGREED
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
-# Where the searcher says whether its best is faster, so many visits to both come first.
+# A bad moment at the default's only visit makes all gains too high, and the best was chosen for
+# being lucky: so many visits to each of both come before a gain is believed.
 FEWEST_VISITS = 2
 
 
@@ -114,18 +113,16 @@ class _Basis:
 def decide(
     round_: Round,
     problem: Callable[[], Problem],
-    make_searcher: Callable[[Problem], Searcher],
+    searcher_for: Callable[[Problem], Searcher],
     trial_steps: float = TRIAL_STEPS,
-    is_believed: bool = False,
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
     Args:
         round_: what is open of its trials is taken for what the search expects of it.
         problem: all that may be tried, the default first; takes a while.
-        make_searcher: builds a fresh searcher.
+        searcher_for: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
-        is_believed: the searcher says itself whether its best is faster; see Believes.
     """
     job, trials = round_.job, round_.trials
     is_new = round_.number == 0 and not trials
@@ -139,44 +136,43 @@ def decide(
     start = _start(basis)
     if start is not None:
         return start
-    winner = None if is_believed else being_confirmed(round_)
-    if winner is None:
-        allowed = _allowed(basis, problem())
-        searcher = _tell(basis, make_searcher(allowed), with_open=True)
-        found = _search(basis, allowed, searcher, trial_steps)
-        if not isinstance(found, Configuration):
-            return found
-        if is_believed and isinstance(searcher, Believes) and found != job.baseline:
-            return _believe(basis, searcher, found)
-        winner = found
-    if winner == job.baseline:
+    allowed = _allowed(basis, problem())
+    searcher = _tell(basis, searcher_for(allowed), with_open=True)
+    found = _search(basis, allowed, searcher, trial_steps)
+    if not isinstance(found, Configuration):
+        return found
+    if found == job.baseline:
         return Keep(job.baseline)
-    confirmation = confirm(round_, winner)
-    if confirmation.next_configuration is not None:
-        return Propose("confirm", confirmation.next_configuration)
-    if confirmation.gain is None or confirmation.gain.low <= 0:
-        return Keep(job.baseline)
-    return Keep(winner, confirmation.gain)
+    if not isinstance(searcher, Judges):
+        searcher = _tell(basis, make_searcher(USUAL, allowed), with_open=True)
+    assert isinstance(searcher, Judges)  # the usual one is
+    return _confirm(basis, searcher.gain(found, job.baseline), found)
 
 
-def _believe(basis: _Basis, searcher: Believes, winner: Configuration) -> Propose | Keep:
-    """What follows a search whose searcher says itself whether its best is faster: another visit to
-    one of the two sides, until it is sure. Which is the best may change meanwhile."""
-    round_, job, trials = basis.round, basis.job, basis.visits.undisturbed
+def _confirm(basis: _Basis, found: Interval, winner: Configuration) -> Propose | Keep:
+    """What follows a search: another visit to one of the two sides, until it is sure which of them
+    is faster. Which is the best may change meanwhile.
+
+    Args:
+        found: the winner's gain so far, in parts of the default's cost.
+    """
+    round_, job = basis.round, basis.job
+    # Of this round: an earlier run's machine may have been another one.
+    trials = round_.visits.undisturbed
     own, default = (
         sum(trial.configuration == side and trial.estimate is not None for trial in trials)
         for side in (winner, job.baseline)
     )
-    found = searcher.gain(winner, job.baseline)
     gain = Interval(*(round_.scale * each for each in (found.center, found.low, found.high)))
-    visits = sum(trial.purpose == "confirm" for trial in basis.trials)
-    # A bad moment at the default's only visit makes all gains too high, and the best was chosen for
-    # being lucky.
     is_seen = min(own, default) >= FEWEST_VISITS
-    is_over = round_.is_out_of_time or visits >= 2 * MOST_PAIRS
-    if gain.low > 0 and (is_seen or is_over):
+    if is_seen and gain.low > 0:
         return Keep(winner, gain)
-    if is_over or (is_seen and gain.high < GAIN_THAT_MATTERS * round_.scale):
+    confirming = sum(trial.purpose == "confirm" for trial in round_.trials)
+    if (
+        round_.is_out_of_time
+        or confirming >= MOST_TRIALS
+        or (is_seen and gain.high < GAIN_THAT_MATTERS * round_.scale)
+    ):
         return Keep(job.baseline)
     is_next = own <= default and default >= FEWEST_VISITS
     return Propose("confirm", winner if is_next else job.baseline)

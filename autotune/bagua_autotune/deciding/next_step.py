@@ -25,7 +25,7 @@ from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.knobs import numbers_changed
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.search import believes, make_searcher
+from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import StepCost, Steps
 from bagua_autotune.store.trials import Move
@@ -267,7 +267,6 @@ class NextStep:
                 lambda: self._knowledge.problem(round_),
                 partial(make_searcher, method),
                 per_trial,
-                is_believed=believes(method),
             )
         except Exception as error:
             if method == FALLBACK_SEARCHER:

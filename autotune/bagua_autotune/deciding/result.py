@@ -245,13 +245,13 @@ def _name_memory(result: Result) -> str:
 
 
 def _name_closest(round_: Round) -> str:
-    """``; the best of the others, bucket 1 MiB, was 1.01x (0.98 to 1.04) in turns with it``."""
+    """``; the best of the others, bucket 1 MiB, was 1.01x (0.98 to 1.04), measured again``."""
     found = closest(round_)
     if found is None:
         return ""
     times = describe_speedup(found.speedup.center, *bounds(found.speedup))
-    how = "in turns with it" if found.in_turns else "in the search"
-    return f"; the best of the others, {describe(found.configuration)}, was {times} {how}"
+    how = ", measured again" if found.was_confirmed else " in the search"
+    return f"; the best of the others, {describe(found.configuration)}, was {times}{how}"
 
 
 def _name_cost(result: Result) -> str:

@@ -105,7 +105,7 @@ class Round:
     @property
     def most_speedup(self) -> float | None:
         """How many times as fast as the default anything can be at most; None where that is not
-        known, and where the result, which was measured in turns, is above it: then computing
+        known, and where the result, which was confirmed, is above it: then computing
         itself takes less time."""
         is_its_own = is_settled(self.job) and self.number == _number_shown(self.job)
         result = self.job.result if is_its_own else None

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bagua_autotune.measuring.comparison import Comparison
-from bagua_autotune.measuring.confirmation import being_confirmed, confirm
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.memory import Memory, fullest
@@ -153,20 +152,13 @@ def _speedup(round_: Round) -> Interval | None:
     return found.speedup(round_.objective) if found else None
 
 
-def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
-    """Return what the latest confirmation of a round was about, and how many times as fast as the
-    default it was there; None without one that says something, and where that is noise.
-    """
-    candidate, baseline = being_confirmed(round_), round_.defaults.first
-    if candidate is None or baseline is None:
-        return None
-    gain = confirm(round_, candidate).gain
-    if gain is None:
-        return None
-    gains = (gain.center, gain.low, gain.high)
-    found = Interval(*(round_.objective.speedup(g, baseline.center) for g in gains))
-    faster = round_.believable(found)
-    return (candidate, faster) if faster else None
+def being_confirmed(round_: Round) -> Configuration | None:
+    """Return what the latest confirmation of a round is, or was, about; None before there is one,
+    or where the ranks failed in it."""
+    failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
+    excluded = failed | {round_.job.baseline}
+    confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")
+    return next((t.configuration for t in confirming if t.configuration not in excluded), None)
 
 
 def compare(round_: Round, configuration: Configuration) -> Comparison | None:
@@ -195,20 +187,20 @@ def fastest(
 
 class Closest(NamedTuple):
     """What came closest to the default where that stays, and how many times as fast it was;
-    ``in_turns``: measured so with the default, and not by trials of the search alone."""
+    ``was_confirmed``: both were measured again, and not by trials of the search alone."""
 
     configuration: Configuration
     speedup: Interval
-    in_turns: bool
+    was_confirmed: bool
 
 
 def closest(round_: Round) -> Closest | None:
     """Return what came closest to the default; None where nothing else was measured."""
-    found = confirmation_speedup(round_)
-    if found is not None:
-        return Closest(*found, in_turns=True)
-    found = fastest(round_, lambda configuration: configuration != round_.job.baseline)
-    return Closest(*found, in_turns=False) if found else None
+    confirmed, baseline = being_confirmed(round_), round_.job.baseline
+    found = fastest(round_, lambda configuration: configuration == confirmed) or fastest(
+        round_, lambda configuration: configuration != baseline
+    )
+    return Closest(*found, was_confirmed=found[0] == confirmed) if found else None
 
 
 def bounds(faster: Interval) -> tuple[float | None, float | None]:

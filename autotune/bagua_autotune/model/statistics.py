@@ -29,17 +29,6 @@ SMALL_SAMPLE_FACTORS = {
 # Standard error of a median over that of a mean, for a normal: sqrt(pi / 2).
 MEDIAN_INEFFICIENCY = 1.2533
 CONFIDENCE = 0.975
-# Of a difference that is looked at again and again until it is clear: that many looks are paid for
-# by asking more of each (Pocock, "Group sequential methods in the design and analysis of clinical
-# trials", Biometrika 64, 1977: 0.984 to 0.992 for 2 to 6 looks).
-CONFIDENCE_OF_LOOKS = 0.99
-# A guess of the spread between blocks, in parts of the scale, which counts as so many blocks: that
-# inside them says nothing of it (the same setting minutes apart differed by 1 to 10 %).
-USUAL_BETWEEN, PRIOR_BLOCKS = 0.02, 2
-# The standard error of a block that was disturbed is more than so many times a typical one's.
-DISTURBED = 4.0
-# A side of which its blocks say less than this is not known at all; its error stays finite.
-SMALLEST_SHARE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -146,124 +135,6 @@ def pooled(blocks: Sequence[Estimate]) -> Estimate:
     )
 
 
-def difference(
-    blocks: Sequence[Estimate],
-    is_first: Sequence[bool],
-    positions: Sequence[int] | None = None,
-    repeats: Sequence[Sequence[Estimate]] = (),
-    scale: float = 1.0,
-) -> Interval:
-    """How far the costs of one side's blocks lie above those of the other's.
-
-    A machine that gets steadily slower or faster is part of the fit: least squares of the
-    blocks' centres on their side and their position.  What blocks differ by beyond that (other
-    load, other temperature) is their variance; few blocks do not show it well, so that a guess of
-    it counts as some blocks more (the usual scaled inverse chi-squared prior: Gelman et al.,
-    "Bayesian Data Analysis", section 2.6), and it is never less than the spread inside them.  A
-    block that was disturbed knows its own centre badly and counts for so much less (weighted least
-    squares).  But its own configuration may be what disturbs it.  So the interval never leaves out
-    what all blocks say counted alike; where the others say something else, and a side has less than
-    two undisturbed ones, it holds 0 as well.
-
-    It is wider than one that is looked at once: after each block someone asks whether it is enough.
-
-    Args:
-        blocks: in the order in which they were measured, which should alternate.
-        is_first: of each block, whether it is of the side that is compared with the other.
-        positions: where each block stands among all that was measured; by default one after the
-            other.
-        repeats: blocks of other configurations, those of each together: they show as well what
-            blocks differ by.
-        scale: the difference of costs that is 100 %.
-
-    Raises:
-        ValueError: a side has less than two blocks.
-    """
-    if min(sum(is_first), len(blocks) - sum(is_first)) < 2:
-        raise ValueError("each side needs at least two blocks")
-    fit = _fit(blocks, is_first, positions)
-    inside = _error_inside(blocks)
-    expected = inside**2 + (USUAL_BETWEEN * scale) ** 2
-    others = [[block.center for block in group] for group in repeats]
-    between, degrees = spread_of_repeats(others, expected, fit.squares, fit.degrees)
-    quantile = _student_quantile(degrees, CONFIDENCE_OF_LOOKS)
-    half_width = fit.factor * quantile * max(between, inside)
-    held = [fit.center - half_width, fit.center + half_width]
-    if not held[0] <= fit.alike <= held[1]:
-        held.append(fit.alike)
-        if fit.undisturbed < 2:
-            held.append(0.0)
-    return Interval(fit.center, min(held), max(held))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """How far one side lies above the other, by least squares.
-
-    Attributes:
-        center: with each block weighted by how well it knows its centre.
-        alike: with all blocks weighted alike.
-        factor: the error of ``center``, where a block's is 1.
-        squares: what the blocks are off the fit.
-        degrees: of freedom, in ``squares``.
-        undisturbed: blocks of the side that has fewer of them.
-    """
-
-    center: float
-    alike: float
-    factor: float
-    squares: float
-    degrees: float
-    undisturbed: int
-
-
-def _fit(
-    blocks: Sequence[Estimate], is_first: Sequence[bool], positions: Sequence[int] | None
-) -> _Fit:
-    import numpy as np  # here: takes long to import
-
-    sides = np.array(is_first, float)
-    places = np.arange(len(blocks)) if positions is None else np.array(positions, float)
-    design = np.stack([np.ones(len(blocks)), places - places.mean(), sides], axis=1)
-    # Differences from one of them: costs of any size keep their digits.
-    centers = np.array([block.center - blocks[0].center for block in blocks])
-    alike = np.linalg.lstsq(design, centers, rcond=None)[0]
-    inside = _error_inside(blocks)
-    roots = np.array([_precision(block, inside) for block in blocks])
-    weighted = design * roots[:, None]
-    solution = np.linalg.lstsq(weighted, centers * roots, rcond=None)[0]
-    # What only the side explains: little of it is a large error, never none.
-    others, side = weighted[:, :2], weighted[:, 2]
-    alone = side - others @ np.linalg.lstsq(others, side, rcond=None)[0]
-    return _Fit(
-        center=float(solution[2]),
-        alike=float(alike[2]),
-        factor=1.0 / max(float(np.linalg.norm(alone)), SMALLEST_SHARE),
-        squares=float(np.sum(np.square((centers - design @ solution) * roots))),
-        degrees=max(0.0, float(np.sum(roots**2)) - design.shape[1]),
-        undisturbed=min(int(np.sum(roots[sides == side] == 1)) for side in (0, 1)),
-    )
-
-
-def spread_of_repeats(
-    repeats: Sequence[Sequence[float]], expected: float, squares: float = 0.0, degrees: float = 0.0
-) -> tuple[float, float]:
-    """By how much costs of one configuration differ, as a standard deviation, and how many degrees
-    of freedom that rests on.
-
-    Args:
-        repeats: the costs of each configuration.
-        expected: the variance that is guessed; it counts as ``PRIOR_BLOCKS`` costs.
-        squares, degrees: what a fit of others left over, and of how many.
-    """
-    for group in repeats:
-        spread = [cost - group[0] for cost in group]
-        squares += sum((offset - fmean(spread)) ** 2 for offset in spread)
-        degrees += len(group) - 1
-    degrees += PRIOR_BLOCKS
-    return math.sqrt((squares + PRIOR_BLOCKS * expected) / degrees), degrees
-
-
 def _error_inside(blocks: Sequence[Estimate]) -> float:
     """The standard error of a typical block's centre, from the spread inside them.
 
@@ -282,17 +153,6 @@ def _known_errors(blocks: Sequence[Estimate]) -> list[float]:
 
 def _has_error(block: Estimate) -> bool:
     return math.isfinite(block.standard_error)
-
-
-def _precision(block: Estimate, inside: float) -> float:
-    """1, or for a block that was disturbed the typical standard error over its own.
-
-    Spreads of few costs differ by chance, so that only one that is far too large tells.
-    """
-    error = block.standard_error
-    if inside == 0 or not math.isfinite(error) or error <= DISTURBED * inside:
-        return 1.0
-    return inside / error
 
 
 def _sigma(costs: Sequence[float]) -> float:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from bagua_autotune.costs import Predictor
 from bagua_autotune.search.searcher import (
-    Believes,
+    USUAL,
+    Judges,
     Predicts,
     Problem,
     Searcher,
-    believes,
     make_searcher,
     names,
 )
 
 __all__ = [
-    "Believes",
+    "USUAL",
+    "Judges",
     "Predictor",
     "Predicts",
     "Problem",
     "Searcher",
-    "believes",
     "make_searcher",
     "names",
 ]

@@ -40,9 +40,6 @@ class Told(NamedTuple):
 class Posterior:
     """A process fitted to the measured costs.
 
-    Args:
-        is_averaged: over all likely settings of the process; else it has the likeliest.
-
     Attributes:
         process: the fitted one.
         doubted: points that must be measured again before they can be the best.
@@ -57,18 +54,16 @@ class Posterior:
         errors: Floats,
         prior: Prior | None,
         doubted: Collection[Configuration] = (),
-        is_averaged: bool = False,
     ) -> None:
         # Here, as it takes long to import.
-        from bagua_autotune.search.process import AveragedProcess, CandidateProcess
+        from bagua_autotune.search.process import AveragedProcess
 
         self.points = points
         self._told = told
         self.doubted = doubted
         rows = np.array(points.rows([t.configuration for t in told]))
         costs = np.array([t.cost for t in told])
-        make = AveragedProcess if is_averaged else CandidateProcess
-        self.process = make(points, rows, costs, errors, prior)
+        self.process = AveragedProcess(points, rows, costs, errors, prior)
         self.likelihood = self.process.likelihood
 
     @property
@@ -99,19 +94,14 @@ class Posterior:
 
     @cached_property
     def improvements(self) -> Floats:
-        """How far below the best so far each point is expected to be."""
+        """By how much a visit to each point is expected to lower the best cost that is known."""
         return self.process.improvements(self.incumbent)
 
 
-def best_posterior(
-    problem: Problem, knobs: Space, told: Sequence[Told], is_averaged: bool = False
-) -> Posterior:
+def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
     """The posterior from the cost model, or the plain one if that explains the costs better.
 
     Its points are the candidates, then other measured configurations.
-
-    Args:
-        is_averaged: see Posterior.
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
@@ -120,17 +110,17 @@ def best_posterior(
     errors = _errors(told)
     model = problem.predictor
     if model is None:
-        return Posterior(points, told, errors, None, (), is_averaged)
+        return Posterior(points, told, errors, None)
     prior = Prior(model.predict(every), model.deviations(every), model.misfit)
     doubted: set[Configuration] = set()
     if len(told) >= FEWEST_FOR_OUTLIERS:
         found = _Outliers(points, told, prior)
         errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
         doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
-    guided = Posterior(points, told, errors, prior, doubted, is_averaged)
+    guided = Posterior(points, told, errors, prior, doubted)
     if len(told) < 2:
         return guided
-    plain = Posterior(points, told, errors, None, doubted, is_averaged)
+    plain = Posterior(points, told, errors, None, doubted)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
 

@@ -27,7 +27,7 @@ import numpy as np
 from skopt.acquisition import gaussian_ei
 from skopt.learning.gaussian_process.kernels import Matern
 
-from bagua_autotune.search.points import TIE, Floats, Points, Prior, Rows
+from bagua_autotune.search.points import Floats, Points, Prior, Rows
 
 # The level is not known beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
@@ -39,21 +39,24 @@ USUAL_AMPLITUDE = 0.05
 # The least amplitude, as a part of the cost model's misfit.
 MISFIT_SHARE = 1.2
 SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
-# How much repeated trials of one configuration differ beyond their own errors.
-REPEAT_ERRORS = (0.003, 0.03)
-# Of processes that are averaged: on some machines visits of one configuration differ by 10 %. A
+# How much visits to one configuration differ beyond their own errors: on some machines by 10 %. A
 # factor of e more or less than usual costs an eighth of a unit of log likelihood.
-AVERAGED_REPEAT_ERRORS, USUAL_REPEAT_ERROR = (0.003, 0.015, 0.04, 0.1), 0.015
+REPEAT_ERRORS, USUAL_REPEAT_ERROR = (0.003, 0.015, 0.04, 0.1), 0.015
+# By how much a moment is slower or faster than another, and after how many trials it is one: what
+# else runs on a machine comes and goes, or it becomes hot. Most do not, which is worth so much.
+MOMENTS, MOMENT_TRIALS, STEADINESS = (0.0, 0.05), 8.0, 0.5
 # A setting that is less likely, beside all others, changes nothing.
 LEAST_WEIGHT = 0.02
 
 
 class KernelSettings(NamedTuple):
-    """What is chosen from the grid: an amplitude, the sizes' length scale, the repeats' error."""
+    """A point of the grid: an amplitude, the sizes' length scale, by how much visits and by how
+    much moments differ."""
 
     amplitude: float
     size_scale: float
     repeat_error: float
+    moment: float
 
 
 class Process(ABC):
@@ -104,16 +107,6 @@ class Process(ABC):
         found: Floats = prior - self._seen @ (self._inverse @ self._seen[row])
         return found
 
-    def improvements(self, best: int) -> Floats:
-        """How far below one candidate each is expected to be.
-
-        The difference from that one counts, not each cost by itself: measuring it once more
-        improves nothing.
-        """
-        variances = self.variances + self.variances[best] - 2 * self.covariances(best)
-        deviations = np.sqrt(np.maximum(variances, 0.0))
-        return expected_improvements(self.means - float(self.means[best]), deviations)
-
     @cached_property
     def _seen(self) -> Floats:
         """Prior covariances of the costs of all candidates with those that were measured."""
@@ -151,15 +144,14 @@ class CandidateProcess(Process):
 
     Args:
         points: of the candidates.
-        rows: of those whose costs were measured, once for each cost.
+        rows: of those whose costs were measured, once for each cost, in their order.
         costs: measured.
         errors: the standard error of each.
         prior: what the cost model says of the points; None: nothing is known.
-        settings: None: the likeliest ones of the grid.
+        settings: of the kernel.
         correlations: of other processes of the same points.
 
     Attributes:
-        settings: chosen.
         loo_residuals, loo_variances: of each cost from what all others predict for it (eqs. 5.10
             to 5.12).
     """
@@ -171,9 +163,10 @@ class CandidateProcess(Process):
         costs: Floats,
         errors: Floats,
         prior: Prior | None,
-        settings: KernelSettings | None = None,
+        settings: KernelSettings,
         correlations: _Correlations | None = None,
     ) -> None:
+        self.settings = settings
         self._correlations = correlations or _Correlations(points)
         count = len(points.inputs)
         prior_means = np.zeros(count) if prior is None else prior.means
@@ -184,9 +177,10 @@ class CandidateProcess(Process):
         self._known = LEVEL_VARIANCE + self._deviations[:, rows].T @ self._deviations[:, rows]
         self._errors = np.square(errors) + 1e-10
         self._costs = rows, residuals, prior.misfit if prior else 0.0
-        self.settings = settings or self._choose()
-        shapes = self._correlations.of(rows, self.settings.size_scale)
-        covariance = self._covariance(shapes, self.settings)
+        places = np.arange(len(rows))
+        self._moments = np.exp(-np.abs(places[:, None] - places) / MOMENT_TRIALS)
+        shapes = self._correlations.of(rows, settings.size_scale)
+        covariance = self._covariance(shapes, settings)
         super().__init__(rows, residuals, covariance, level, prior_means)
         diagonal = np.diag(self._inverse)
         self.loo_residuals = self._weights / diagonal
@@ -197,6 +191,28 @@ class CandidateProcess(Process):
         """Leave-one-out log predictive density of the costs, but for a constant."""
         residuals, variances = self.loo_residuals, self.loo_variances
         return float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
+
+    def improvements(self, best: int) -> Floats:
+        """By how much a visit to each candidate is expected to lower the best cost that is known
+        (the knowledge gradient: Frazier, Powell and Dayanik, "The knowledge-gradient policy for
+        correlated normal beliefs", 2009; of each candidate beside the best alone).
+
+        A visit does not tell a cost, but moves what is believed of it: little where visits differ
+        much, or where much is known. To visit the best improves something if another measured
+        candidate may be better.
+        """
+        error = self.settings.repeat_error**2 + float(np.median(self._errors))
+        shared = self.covariances(best)
+        above = self.means - float(self.means[best])
+        moved = np.abs(self.variances - shared) / np.sqrt(self.variances + error)
+        found = expected_improvements(above, moved)
+        moved_by_best = np.abs(self.variances[best] - shared) / math.sqrt(
+            self.variances[best] + error
+        )
+        others = np.unique(self._rows[self._rows != best])
+        beside = expected_improvements(above[others], moved_by_best[others])
+        found[best] = beside.max(initial=0.0)
+        return found
 
     def _prior(self, rows: Rows) -> Floats:
         known = LEVEL_VARIANCE + self._deviations.T @ self._deviations[:, rows]
@@ -213,11 +229,9 @@ class CandidateProcess(Process):
         """That of the measured costs."""
         found: Floats = self._known + settings.amplitude**2 * shapes
         found[np.diag_indices_from(found)] += self._errors + settings.repeat_error**2
-        return found
+        return found + settings.moment**2 * self._moments if settings.moment else found
 
-    def unlikelihoods(
-        self, repeat_errors: Sequence[float] = REPEAT_ERRORS
-    ) -> list[tuple[float, KernelSettings]]:
+    def unlikelihoods(self) -> list[tuple[float, KernelSettings]]:
         """How unlikely each setting of the grid is, as a negative logarithm; but for a constant.
 
         The cost model's misfit gives the least amplitude. The measured costs cannot show it, as the
@@ -230,20 +244,13 @@ class CandidateProcess(Process):
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
         shapes = {scale: self._correlations.of(rows, scale) for scale in scales}
         found = []
-        for usual, scale, error in product(AMPLITUDES, scales, repeat_errors):
-            settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error)
+        for usual, scale, error, moment in product(AMPLITUDES, scales, REPEAT_ERRORS, MOMENTS):
+            settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error, moment)
             value = unlikelihood(self._covariance(shapes[scale], settings), residuals)
-            value += 0.5 * math.log(usual / USUAL_AMPLITUDE) ** 2 / 2
-            found.append((value, settings))
+            value += math.log(usual / USUAL_AMPLITUDE) ** 2 / 4
+            value += math.log(error / USUAL_REPEAT_ERROR) ** 2 / 8
+            found.append((value + STEADINESS * (moment > 0), settings))
         return found
-
-    def _choose(self) -> KernelSettings:
-        """The settings of the highest likelihood."""
-        (lowest, best), *others = self.unlikelihoods()
-        for value, settings in others:
-            if value < lowest - TIE:
-                best, lowest = settings, value
-        return best
 
 
 class AveragedProcess:
@@ -260,13 +267,8 @@ class AveragedProcess:
         self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
     ) -> None:
         told, correlations = (points, rows, costs, errors, prior), _Correlations(points)
-        usual = KernelSettings(AMPLITUDES[0], SIZE_LENGTH_SCALES[0], USUAL_REPEAT_ERROR)
-        found = [
-            (value + math.log(each.repeat_error / USUAL_REPEAT_ERROR) ** 2 / 8, each)
-            for value, each in CandidateProcess(*told, usual, correlations).unlikelihoods(
-                AVERAGED_REPEAT_ERRORS
-            )
-        ]
+        usual = KernelSettings(AMPLITUDES[0], SIZE_LENGTH_SCALES[0], USUAL_REPEAT_ERROR, 0.0)
+        found = CandidateProcess(*told, usual, correlations).unlikelihoods()
         lowest = min(value for value, _ in found)
         likely = [(math.exp(lowest - value), each) for value, each in found]
         likely = [(weight, each) for weight, each in likely if weight > LEAST_WEIGHT]

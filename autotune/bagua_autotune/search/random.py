@@ -1,4 +1,5 @@
-"""Random search: every candidate once, in a seeded order; a yardstick for other methods."""
+"""Random search: every candidate once, in a seeded order; a yardstick for other methods, and what a
+job goes on with where another one fails."""
 
 from __future__ import annotations
 
@@ -6,12 +7,17 @@ import math
 import random
 from statistics import fmean
 
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
 
+# A guess of what visits differ by, and of how many it is worth; and so many standard errors of a
+# difference are claimed.
+USUAL_DEVIATION, PRIOR_VISITS, CLAIMED_ERRORS = 0.03, 2, 3.0
+
 
 class RandomSearcher:
-    """See Searcher."""
+    """See Searcher and Judges."""
 
     def __init__(self, problem: Problem) -> None:
         baseline, *rest = problem.candidates
@@ -51,3 +57,16 @@ class RandomSearcher:
         if count < 2:
             return math.inf
         return (max(costs) - min(costs)) / ((count - 1) * (count + 2))
+
+    def gain(self, configuration: Configuration, default: Configuration) -> Interval:
+        """See Judges: by the visits to the two alone, and what all visits differ by."""
+        sides = [self._costs.get(side, []) for side in (configuration, default)]
+        if configuration == default or not all(sides):
+            return Interval(0.0, -math.inf, math.inf)
+        squares, degrees = PRIOR_VISITS * USUAL_DEVIATION**2, PRIOR_VISITS
+        for costs in self._costs.values():
+            squares += sum((cost - fmean(costs)) ** 2 for cost in costs)
+            degrees += len(costs) - 1
+        mean = fmean(sides[1]) - fmean(sides[0])
+        error = math.sqrt(squares / degrees * sum(1 / len(costs) for costs in sides))
+        return Interval(mean, mean - CLAIMED_ERRORS * error, mean + CLAIMED_ERRORS * error)

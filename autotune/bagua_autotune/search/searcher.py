@@ -22,7 +22,6 @@ GROUP = "bagua_autotune.searchers"
 USUAL = "bayesian"
 OURS = {
     USUAL: "bagua_autotune.search.bayesian:BayesianSearcher",
-    "belief": "bagua_autotune.search.belief:BeliefSearcher",
     "random": "bagua_autotune.search.random:RandomSearcher",
 }
 
@@ -119,11 +118,9 @@ class Predicts(Protocol):
 
 
 @runtime_checkable
-class Believes(Protocol):
-    """A searcher that knows by itself whether its best is faster than the default.
-
-    Its word is taken, and nothing is measured in turns: see ``deciding/decision.py``.
-    """
+class Judges(Protocol):
+    """A searcher that says itself whether its best is faster than the default; of others the usual
+    one is asked, with what they were told."""
 
     def gain(self, configuration: Configuration, default: Configuration) -> Interval:
         """The default's cost less a measured configuration's, with the interval that is claimed;
@@ -150,15 +147,6 @@ def make_searcher(name: str, problem: Problem) -> Searcher:
         ValueError: there is none.
     """
     return _factory(name)(problem)
-
-
-def believes(name: str) -> bool:
-    """Whether the search method of this name says itself whether its best is faster.
-
-    Raises:
-        ValueError: there is none.
-    """
-    return hasattr(_factory(name), "gain")
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bagua_autotune.measuring.ceiling import Ceiling
-from bagua_autotune.measuring.confirmation import most_trials
+from bagua_autotune.measuring.confirmation import MOST_TRIALS
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import Job, Purpose, Result, Trial, TrialState
@@ -30,7 +30,7 @@ class Progress(View):
 
     ``max_trials`` is the limit that was set (``BAGUA_AUTOTUNE_MAX_SAMPLES``): ``search_trials``,
     those that were begun, count towards it; what was not tried, as it would not fit, does not. What
-    the search found is then measured again in turns with the default, in at most
+    the search found and the default are then measured again, in at most
     ``max_confirming_trials``. ``trials_measured``: of both kinds.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
@@ -128,7 +128,7 @@ def _progress(job: Job, trials: Sequence[Trial], ceiling: Ceiling | None) -> Pro
         max_trials=job.limits.max_samples,
         search_trials=sum(trial.was_tried for trial in current.searched),
         confirming_trials=confirming_trials,
-        max_confirming_trials=most_trials(confirming_trials),
+        max_confirming_trials=MOST_TRIALS,
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
         speedup=faster.center if faster else None,
@@ -144,4 +144,4 @@ def _trials_left(round_: Round) -> tuple[int, int]:
     searching = 0
     if job.phase == "tuning":
         searching = job.limits.max_samples - (len(closed) - confirming)
-    return max(0, searching), max(0, most_trials(confirming) - confirming)
+    return max(0, searching), max(0, MOST_TRIALS - confirming)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.deciding.result import Bill, bill
-from bagua_autotune.measuring.confirmation import being_confirmed, confirming_trials
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.measuring.standing import (
     best_configuration,
@@ -169,8 +168,8 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
     is the speed-up. None where they are not known, or costs are no times.
 
     While the job is being tuned: what was measured of the best, and of the default beside it. Of a
-    result: its speed-up comes from all blocks of the confirmation, with a drift of the machine
-    taken out; the two times lie around the middle of what the confirmation measured.
+    result: its speed-up comes from all trials, with a drift of the machine taken out; the two times
+    lie around the middle of what the confirmation measured of both.
     """
     job, shown, objective = reading.job, reading.shown, reading.objective
     kept = best_configuration(shown)
@@ -182,10 +181,9 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
         default = compared.default if compared else None
         best = compared.measured if compared else standing(shown.trials, kept)
     else:
-        candidate = being_confirmed(shown)
-        decisive = confirming_trials(candidate, shown.trials) if candidate else shown.trials
+        decisive = [trial for trial in shown.trials if trial.purpose == "confirm"]
         if not {job.baseline, kept} <= {trial.configuration for trial in decisive}:
-            decisive = shown.trials
+            decisive = [*shown.trials]
         default, best = standing(decisive, job.baseline), standing(decisive, kept)
     before = None if default is None else objective.seconds(default.center)
     after = None if best is None else objective.seconds(best.center)

@@ -157,8 +157,8 @@ def _result(reading: Reading, figures: Figures) -> str:
     times = describe_speedup(result.speedup, result.low, result.high)
     if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown.trials):
         return (
-            f"Of {tried}, {words} was the fastest; measured again in turns with the default it "
-            f"was {times} as fast{_step_times(figures)}."
+            f"Of {tried}, {words} was the fastest; when it and the default were measured again, "
+            f"it was {times} as fast{_step_times(figures)}."
         )
     return (
         "It was the best in an earlier run, and measured beside the default it is again the best, "
@@ -174,10 +174,10 @@ def _closest(reading: Reading) -> str:
     if found is None:
         return ""
     words, times = describe(found.configuration), _times(found.speedup)
-    if found.in_turns:
+    if found.was_confirmed:
         return (
             f" The best of the others, {words}, was {times} as fast as the default when both were "
-            "measured in turns."
+            "measured again."
         )
     default = _name_default_trials(shown)
     doubt = ""
@@ -218,7 +218,7 @@ def _fastest_so_far(reading: Reading, best: Trial, figures: Figures) -> str:
         return f"Of {_configurations(reading)}, the default is the fastest so far."
     words, times = describe(best.configuration), _step_times(figures)
     if reading.job.phase == "confirming":
-        so_far = "seemed the fastest; it is being measured again in turns with the default"
+        so_far = "seemed the fastest; it and the default are being measured again"
     else:
         so_far = "is the fastest so far, not confirmed yet"
     return f"Of {_configurations(reading)}, {words} {so_far}{times}."

@@ -26,8 +26,7 @@ class JobState:
         trial: the trial to run; None: tuning has ended, or the next trial is being chosen.
         configuration: the configuration that all ranks should run now, by knob.
         trials_measured: number of trials measured so far.
-        max_trials: maximum number of trials before the best is confirmed, in turns with the
-            default.
+        max_trials: maximum number of trials before the best and the default are measured again.
         speedup: speed-up of the best trial so far over the default; None: not known yet.
         summary: the result in one line; None: tuning has not ended.
         deciding: whether the next trial is being chosen, with the last one still open or with no

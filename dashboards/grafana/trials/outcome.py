@@ -52,8 +52,8 @@ def state() -> list[Any]:
     number = state_number(of_job("job_state", "state"))
     now = value(
         "State",
-        "Tuning: trials run. Confirming: the winner and the default are measured again, in "
-        "turns. Finished: the job keeps its result, and its step times are watched. Ended: the "
+        "Tuning: trials run. Confirming: the winner and the default are measured again. "
+        "Finished: the job keeps its result, and its step times are watched. Ended: the "
         "training is over. Lost: the job stopped reporting.",
         "none",
         over_time(number, "state"),

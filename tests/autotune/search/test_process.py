@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, LogInteger
 from bagua_autotune.search.points import Floats, Points, Prior
-from bagua_autotune.search.process import AveragedProcess, CandidateProcess
+from bagua_autotune.search.process import AveragedProcess, CandidateProcess, KernelSettings
 from bagua_wire.configuration import Configuration
 
 SPACE = {
@@ -31,11 +33,16 @@ def fitted(
     costs: Floats,
     prior: Prior | Floats | None = None,
     errors: float | Floats = 0.01,
+    moment: float = 0.0,
 ) -> CandidateProcess:
+    """With the likeliest settings, but for the moments."""
     if isinstance(prior, np.ndarray):
         prior = Prior(prior, np.zeros((0, len(prior))), 0.0)
     errors = np.broadcast_to(errors, len(rows))
-    return CandidateProcess(POINTS, np.array(rows), costs, errors, prior)
+    told = POINTS, np.array(rows), costs, errors, prior
+    found = CandidateProcess(*told, KernelSettings(0.1, 0.2, 0.015, 0.0)).unlikelihoods()
+    _, likeliest = min(each for each in found if each[1].moment == moment)
+    return CandidateProcess(*told, likeliest)
 
 
 def errors_of(process: CandidateProcess) -> Floats:
@@ -186,7 +193,7 @@ def test_an_average_is_that_of_its_likely_processes_and_as_unsure_as_they_differ
     assert averaged.means[one] - averaged.means[other] == pytest.approx(mean)
 
 
-def test_visits_that_differ_make_an_average_less_sure_than_the_likeliest_process() -> None:
+def test_visits_that_differ_make_an_average_less_sure() -> None:
     rows = np.array([0, 0, 0, 12, 12, 12])
     costs = np.array([0.0, 0.1, 0.05, -0.2, -0.32, -0.26])
     errors = np.full(6, 0.005)
@@ -194,3 +201,36 @@ def test_visits_that_differ_make_an_average_less_sure_than_the_likeliest_process
     _, deviation = averaged.difference(0, 12)
     alike = AveragedProcess(POINTS, rows, np.repeat([0.05, -0.26], 3), errors, None)
     assert deviation > 2 * alike.difference(0, 12)[1]
+
+
+def test_what_lasts_over_several_trials_is_the_moment_s_and_no_configuration_s() -> None:
+    """The machine became slower by 10 % between two visits to the same place."""
+    rows = [0, 3, 6, 9, 0, 3, 12, 15]
+    costs = np.array([0.0, -0.01, 0.01, 0.0, 0.1, 0.09, 0.11, 0.1])
+    steady, moving = (fitted(rows, costs, moment=moment) for moment in (0.0, 0.05))
+    at_once = steady.means[15] - steady.means[9]
+    assert moving.means[15] - moving.means[9] < at_once / 2
+
+
+@settings(max_examples=20)
+@given(ROWS, st.integers(0, 2**32), st.floats(0.001, 0.1))
+def test_what_a_visit_is_expected_to_improve_is_what_visits_improve(
+    rows: list[int], seed: int, noise: float
+) -> None:
+    """Drawn: a cost of the next visit, and the means after it."""
+    costs = np.random.default_rng(seed).normal(0, noise, len(rows))
+    process = fitted(rows, costs)
+    best = rows[int(np.argmin(process.means[rows]))]
+    other = next(row for row in range(len(ALL)) if row not in rows)
+    expected = process.improvements(best)[other]
+    error = math.sqrt(process.settings.repeat_error**2 + 0.01**2 + 1e-10)
+    spread = math.sqrt(process.variances[other] + error**2)
+    moved = (process.variances[other] - process.covariances(best)[other]) / spread
+    above = process.means[other] - process.means[best]
+    drawn = np.random.default_rng(0).normal(above, abs(moved), 20_000)
+    lower = np.maximum(-drawn, 0.0)
+    assert expected == pytest.approx(lower.mean(), abs=5 * lower.std() / math.sqrt(20_000) + 1e-6)
+    # A visit cannot improve more than knowing the cost does.
+    whole = process.variances[other] + process.variances[best]
+    known = math.sqrt(max(whole - 2 * process.covariances(best)[other], 0.0))
+    assert abs(moved) <= known + 1e-9

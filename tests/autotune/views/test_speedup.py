@@ -94,15 +94,15 @@ def test_a_finished_job_has_one_speed_up_and_says_whether_the_machine_changed(
     assert overview.machine_change in overview.why
 
 
-def test_what_was_measured_in_turns_is_the_best_while_it_is_confirmed() -> None:
+def test_what_was_confirmed_last_is_the_best_while_it_is_confirmed() -> None:
     """And not what an earlier, faster machine measured."""
     for overview in tuned(slower_later):
         confirming = [t for t in overview.trials if t.purpose == "confirm"]
-        candidates = {
-            t.words for t in confirming if t.configuration != overview.default_configuration
-        }
+        default = overview.default_configuration
+        candidates = [t.words for t in confirming if t.configuration != default]
         if overview.job.state == "confirming" and candidates:
-            assert [trial.words for trial in overview.trials if trial.is_best] == [*candidates]
+            best = [trial.words for trial in overview.trials if trial.is_best]
+            assert best == candidates[-1:]
 
 
 def test_a_result_s_times_lie_around_what_its_confirmation_measured() -> None:

@@ -31,7 +31,7 @@ from bagua_client.service.absence import (
 from tests.client.reporter.failing_service import WAYS, FailingService
 
 DEFAULT, SLOW, WINNER, OTHER = ({"bucket_bytes": size} for size in (512, 1024, 2048, 4096))
-# Trials 0 to 4; the last three confirm the winner in turns with the default. Then another round.
+# Trials 0 to 4; the last three confirm the winner and the default. Then another round.
 ROUNDS = [[DEFAULT, SLOW, WINNER, DEFAULT, WINNER], [WINNER, OTHER, SLOW, OTHER]]
 LAST, SECOND = len(ROUNDS[0]) - 1, len(ROUNDS[0])
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": DEFAULT}

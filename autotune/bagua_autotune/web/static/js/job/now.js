@@ -37,7 +37,7 @@ function phase(job) {
   if (state === "ended") return "The training ended before its tuning was finished.";
   if (state === "lost") return "The training is lost. Its tuning continues when it comes back.";
   if (isSilent(job)) return `The training fell silent during ${state === "confirming" ? "the confirmation" : "the search"}.`;
-  if (state === "confirming") return "Confirmation: the best configuration and the default are measured again, in turns.";
+  if (state === "confirming") return "Confirmation: the best configuration and the default are measured again.";
   if (progress.trials_measured === 0 && !round) return "First trial: the default is measured, to compare everything with it.";
   const again = round ? "The step time changed, so the job is tuned again. " : "";
   return again + (deciding ? "Search: the next configuration is being chosen." : "Search: this configuration is being measured.");
