@@ -21,7 +21,7 @@ import pytest
 
 from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.model.knobs import Categorical, LogInteger, Space
-from bagua_autotune.search import Predicts, Problem, Searcher
+from bagua_autotune.search import Judges, Predicts, Problem, Searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.search.searcher import Factory
 from bagua_wire.configuration import Configuration
@@ -108,6 +108,20 @@ class SearcherContract:
         # Of what was measured more is known than of anything else.
         widths = {c: found.high - found.low for c, found in believed.items()}
         assert max(widths[c] for c in asked) < max(widths.values())
+
+    def test_a_gain_is_claimed_of_what_is_faster(self, problem: Problem) -> None:
+        searcher = self.make(problem)
+        if not isinstance(searcher, Judges):
+            pytest.skip("the usual search judges for it")
+        searcher.tell(BASELINE, 0.0, 0.01)
+        assert searcher.gain(CANDIDATES[1], BASELINE).low == -math.inf
+        for cost, configuration in ((-0.3, CANDIDATES[1]), (0.3, CANDIDATES[2])):
+            searcher.tell(configuration, cost, 0.01)
+            searcher.tell(configuration, cost, 0.01)
+        searcher.tell(BASELINE, 0.0, 0.01)
+        faster, slower = (searcher.gain(c, BASELINE) for c in CANDIDATES[1:3])
+        assert 0 < faster.low < faster.center < faster.high
+        assert slower.low < slower.center < slower.high < 0
 
     @pytest.mark.parametrize(
         "space",

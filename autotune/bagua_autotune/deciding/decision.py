@@ -46,7 +46,7 @@ MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
 # A bad moment at the default's only visit makes all gains too high, and the best was chosen for
-# being lucky: so many visits to each of both come before a gain is believed.
+# being lucky: each of the two is visited so often before a gain is believed.
 FEWEST_VISITS = 2
 
 
@@ -143,10 +143,12 @@ def decide(
         return found
     if found == job.baseline:
         return Keep(job.baseline)
-    if not isinstance(searcher, Judges):
-        searcher = _tell(basis, make_searcher(USUAL, allowed), with_open=True)
-    assert isinstance(searcher, Judges)  # the usual one is
-    return _confirm(basis, searcher.gain(found, job.baseline), found)
+    # What runs was measured by nobody yet, whatever is expected of it.
+    judge = _tell(basis, searcher_for(allowed)) if round_.open_trial else searcher
+    if not isinstance(judge, Judges):
+        judge = _tell(basis, make_searcher(USUAL, allowed))
+    assert isinstance(judge, Judges)  # the usual one is
+    return _confirm(basis, judge.gain(found, job.baseline), found)
 
 
 def _confirm(basis: _Basis, found: Interval, winner: Configuration) -> Propose | Keep:
@@ -396,8 +398,11 @@ def why_search_ends(
     if len(measured) < searcher.initial_trials + beyond:
         return None
     if searcher.ask() == searcher.best():
-        # What is best now is measured again at the end anyway, beside the default.
-        return Ending.ENOUGH
+        # What is best now is measured again at the end anyway, unless it is the default.
+        baseline = problem.candidates[0]
+        visits_to_default = sum(trial.configuration == baseline for trial in measured)
+        if searcher.best() != baseline or visits_to_default >= FEWEST_VISITS:
+            return Ending.ENOUGH
     worthwhile = max(
         WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
     )

@@ -18,7 +18,7 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import correction
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
-from bagua_autotune.measuring.standing import lowest, standing
+from bagua_autotune.measuring.standing import best, lowest, standing
 from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
@@ -48,7 +48,10 @@ def _rival(round_: Round, trial: Trial) -> Estimate | None:
         return round_.defaults.first
     confirming = (t for t in reversed(round_.trials) if t.purpose == "confirm" and t.estimate)
     winner = next((t for t in confirming if t.configuration != baseline), None)
-    return winner.estimate if winner else None
+    if winner is None:  # the default is looked at first
+        found = best(round_)
+        return found.estimate if found and found.configuration != baseline else None
+    return winner.estimate
 
 
 def _known(round_: Round) -> Visits | None:

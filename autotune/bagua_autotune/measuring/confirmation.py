@@ -14,15 +14,16 @@ from bagua_autotune.measuring.trial_end import MOST_STEPS
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Interval
 
-# Of a confirmation, half of them the default's.
+# Of a confirmation, about half of them the default's.
 MOST_TRIALS = 12
 # What is less is not worth another trial.
 GAIN_THAT_MATTERS = 0.01
 # By what the gain of one run differs from that of another, as a share of the gain, and at least.
 GAIN_VARIES = 0.3
 GAIN_VARIES_AT_LEAST = 0.01
-# A gain of so many standard errors is shown in four of five confirmations: 1.96 for an interval
-# without zero, 0.84 so that 80 % of them have none (Cohen, "Statistical power analysis", ch. 2).
+# A gain of so many standard errors of the two sides alone is shown in four of five usual intervals:
+# 1.96 for one without zero, 0.84 so that 80 % have none (Cohen, "Statistical power analysis", ch.
+# 2). What is claimed asks for more, and rests on more.
 SHOWN_ERRORS = 2.8
 
 

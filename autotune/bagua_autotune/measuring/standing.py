@@ -197,10 +197,11 @@ class Closest(NamedTuple):
 def closest(round_: Round) -> Closest | None:
     """Return what came closest to the default; None where nothing else was measured."""
     confirmed, baseline = being_confirmed(round_), round_.job.baseline
+    again = {t.configuration for t in round_.trials if t.purpose == "confirm" and t.estimate}
     found = fastest(round_, lambda configuration: configuration == confirmed) or fastest(
         round_, lambda configuration: configuration != baseline
     )
-    return Closest(*found, was_confirmed=found[0] == confirmed) if found else None
+    return Closest(*found, was_confirmed={found[0], baseline} <= again) if found else None
 
 
 def bounds(faster: Interval) -> tuple[float | None, float | None]:

@@ -38,7 +38,8 @@ CLAIMED_DEVIATIONS = 2.9
 
 
 class BayesianSearcher:
-    """See Searcher. Without a cost model it begins with spread trials and a flat prior mean."""
+    """See Searcher and Judges. Without a cost model it begins with spread trials and a flat prior
+    mean."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -26,6 +25,8 @@ OUTLIER_DEVIATIONS = 6.0
 SMALLEST_SPREAD = 0.03
 FEWEST_FOR_OUTLIERS = 5
 OUTLIER_ERROR = 1.0
+# So far apart are two visits of which one was in a bad moment, at least.
+CONTRADICTION = 0.3
 PROMISING = 0.03
 
 
@@ -130,7 +131,8 @@ class _Outliers:
     nothing makes a step faster by accident.
 
     Attributes:
-        contradicted: far above another cost of the same configuration.
+        contradicted: far above another cost of the same configuration; but what is slow more often
+            than not is slow, and what differs by less is what visits differ by.
         doubtful: measured once and far above the cost model, which is right about the others and
             expects about the best cost so far.
     """
@@ -141,13 +143,14 @@ class _Outliers:
         expected += np.median(costs - expected)
         typical = float(np.median(np.abs(costs - expected)))
         limit = OUTLIER_DEVIATIONS * max(SIGMA_PER_MEDIAN_DEVIATION * typical, SMALLEST_SPREAD)
-        lowest_of: dict[Configuration, float] = {}
-        for t in told:
-            lowest_of[t.configuration] = min(t.cost, lowest_of.get(t.configuration, math.inf))
-        own_lowest = np.array([lowest_of[t.configuration] for t in told])
-        self.contradicted: NDArray[np.bool_] = costs > own_lowest + limit
-        count = Counter(t.configuration for t in told)
-        is_single = np.array([count[t.configuration] == 1 for t in told])
+        self.contradicted = np.zeros(len(told), bool)
+        is_single = np.zeros(len(told), bool)
+        for configuration in {t.configuration for t in told}:
+            own = np.array([t.configuration == configuration for t in told])
+            is_single[own] = own.sum() == 1
+            slow = own & (costs > costs[own].min() + max(limit, CONTRADICTION))
+            if 2 * slow.sum() <= own.sum():
+                self.contradicted |= slow
         # What is fastest is no outlier, whatever the model expects of it.
         is_slow = is_single & (costs > np.maximum(expected + limit, costs.min() + PROMISING))
         lowest = costs[~is_slow].min(initial=math.inf)

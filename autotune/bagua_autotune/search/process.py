@@ -42,8 +42,9 @@ SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 # How much visits to one configuration differ beyond their own errors: on some machines by 10 %. A
 # factor of e more or less than usual costs an eighth of a unit of log likelihood.
 REPEAT_ERRORS, USUAL_REPEAT_ERROR = (0.003, 0.015, 0.04, 0.1), 0.015
-# By how much a moment is slower or faster than another, and after how many trials it is one: what
-# else runs on a machine comes and goes, or it becomes hot. Most do not, which is worth so much.
+# By how much one moment is slower than another, and how many trials a moment lasts: what else runs
+# on a machine comes and goes, or it becomes hot. Most machines are steady; that is worth so much of
+# log likelihood.
 MOMENTS, MOMENT_TRIALS, STEADINESS = (0.0, 0.05), 8.0, 0.5
 # A setting that is less likely, beside all others, changes nothing.
 LEAST_WEIGHT = 0.02
@@ -195,7 +196,7 @@ class CandidateProcess(Process):
     def improvements(self, best: int) -> Floats:
         """By how much a visit to each candidate is expected to lower the best cost that is known
         (the knowledge gradient: Frazier, Powell and Dayanik, "The knowledge-gradient policy for
-        correlated normal beliefs", 2009; of each candidate beside the best alone).
+        correlated normal beliefs", 2009; here each candidate is compared with the best alone).
 
         A visit does not tell a cost, but moves what is believed of it: little where visits differ
         much, or where much is known. To visit the best improves something if another measured

@@ -54,7 +54,7 @@ class Problem:
 class Searcher(Protocol):
     """Chooses what to try next, from the measurements.
 
-    A searcher lives for one decision: it is built, told every search trial in order, and
+    A searcher lives for one decision: it is built, told every measured trial in order, and
     asked. So it needs no storage.  Equal seeds and measurements give equal answers.
 
     The smallest example tries the candidates in order::
@@ -119,8 +119,8 @@ class Predicts(Protocol):
 
 @runtime_checkable
 class Judges(Protocol):
-    """A searcher that says itself whether its best is faster than the default; of others the usual
-    one is asked, with what they were told."""
+    """A searcher that says itself whether its best is faster than the default; for others the usual
+    searcher judges, by what they were told."""
 
     def gain(self, configuration: Configuration, default: Configuration) -> Interval:
         """The default's cost less a measured configuration's, with the interval that is claimed;

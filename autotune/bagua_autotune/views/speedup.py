@@ -181,7 +181,7 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
         default = compared.default if compared else None
         best = compared.measured if compared else standing(shown.trials, kept)
     else:
-        decisive = [trial for trial in shown.trials if trial.purpose == "confirm"]
+        decisive = [t for t in shown.trials if t.purpose == "confirm" and t.estimate]
         if not {job.baseline, kept} <= {trial.configuration for trial in decisive}:
             decisive = [*shown.trials]
         default, best = standing(decisive, job.baseline), standing(decisive, kept)

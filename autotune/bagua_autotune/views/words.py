@@ -155,7 +155,8 @@ def _result(reading: Reading, figures: Figures) -> str:
         return f"The default stays: {reason}; {tried} measured.{_closest(reading)}"
     words = describe(result.configuration)
     times = describe_speedup(result.speedup, result.low, result.high)
-    if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown.trials):
+    visits = [t for t in reading.shown.trials if t.configuration == result.configuration]
+    if sum(trial.estimate is not None for trial in visits) > 1:
         return (
             f"Of {tried}, {words} was the fastest; when it and the default were measured again, "
             f"it was {times} as fast{_step_times(figures)}."

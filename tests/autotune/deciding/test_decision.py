@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import Bill, make_result
@@ -134,6 +136,38 @@ def test_a_winner_by_luck_is_not_kept() -> None:
 def test_what_visits_never_settle_ends_after_twelve() -> None:
     seconds = {FAST: [0.2, 0.15] * 6, BASELINE: [0.17, 0.2] * 6, SLOW: [0.3] * 12}
     assert confirmed(lambda side: seconds[side].pop(0)) == (Keep(BASELINE), 12)
+
+
+class Flat:
+    """A cost model that knows of no difference, and is taken for a good one."""
+
+    misfit = 0.02
+
+    def predict(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        return np.zeros(len(configurations))
+
+    def deviations(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        return np.zeros((0, len(configurations)))
+
+
+@pytest.mark.parametrize(
+    ("default", "winner"),
+    [
+        ([0.2, 0.2], [0.165, 0.2]),
+        ([0.2] * 3, [0.16, 0.2, 0.2]),
+        ([0.2] * 4, [0.15, 0.19, 0.2, 0.195]),
+    ],
+)
+def test_slower_visits_to_a_winner_are_believed_as_well(
+    default: list[float], winner: list[float]
+) -> None:
+    steps = [("search", SLOW, 0.3)]
+    steps += [("confirm", BASELINE, seconds) for seconds in default]
+    steps += [("confirm", FAST, seconds) for seconds in winner]
+    job, problem = make_job(), Problem(make_job().space, ONCE_EACH, predictor=Flat())
+    searcher_for = partial(make_searcher, "bayesian")
+    found = decide(Round(job, history(*steps)), lambda: problem, searcher_for)
+    assert found == Keep(BASELINE) or isinstance(found, Propose)
 
 
 def test_of_a_searcher_that_has_no_word_of_its_own_the_usual_one_judges() -> None:
