@@ -50,7 +50,7 @@ class Nodes:
                     found.append((agent, job.id))
             return bool(found)
 
-        wait_until(is_there, f"a life on {nodes} nodes", 150)
+        wait_until(is_there, f"a life on {nodes} nodes", 280)
         self._seen.add(found[0][1])
         return found[0]
 
