@@ -20,6 +20,8 @@ GOOD = (
     r"autotune: the model was never tuned; this waited for .*",
     r"autotune: the page ends with the training; to see the job again, on \S+: "
     r"bagua-autotune show \S+, or bagua-autotune serve for its page",
+    # Of two torchruns that end together one may wait for the other's store when that is gone.
+    r".*/torch/distributed/elastic/agent/server/api\.py:\d+\] Traceback \(most recent call last\):",
 )
 # Not of other programs, whose paths may hold our name.
 OURS = re.compile(r"^autotune|autotune: |bagua_client[:.]|waitress|Traceback|WARNING|ERROR")
