@@ -10,16 +10,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Protocol
 
-from bagua_autotune.model.statistics import Interval, estimate
+from bagua_autotune.model.statistics import PRIOR_REPEATS, Interval, deviation_of_repeats, estimate
 from bagua_autotune.model.text import describe_seconds
 from bagua_wire.configuration import Configuration
 
-# Two runs with the same settings are assumed to differ by so much until this is measured; the guess
-# counts as so many runs.
-USUAL_DEVIATION, PRIOR_RUNS = 0.03, 2
+# Two runs with the same settings are assumed to differ by so much until this is measured.
+USUAL_DEVIATION = 0.03
 # Of a lead that is looked at again and again until it is clear: that many looks are paid for by
 # asking more of each (Pocock, "Group sequential methods in the design and analysis of clinical
 # trials", Biometrika 64, 1977: 0.984 to 0.992 for 2 to 6 looks).
@@ -78,12 +77,8 @@ def costs_of(runs: Iterable[Run], configuration: Configuration) -> list[float]:
 
 def deviation(runs: Sequence[Run]) -> float:
     """The standard deviation of the cost between runs with the same settings."""
-    squares, degrees = PRIOR_RUNS * USUAL_DEVIATION**2, PRIOR_RUNS
-    for tried in dict.fromkeys(run.configuration for run in runs):
-        costs = costs_of(runs, tried)
-        squares += sum((cost - fmean(costs)) ** 2 for cost in costs)
-        degrees += max(0, len(costs) - 1)
-    return math.sqrt(squares / degrees)
+    repeats = (costs_of(runs, tried) for tried in dict.fromkeys(run.configuration for run in runs))
+    return deviation_of_repeats(repeats, USUAL_DEVIATION)
 
 
 def lead(costs: Sequence[float], is_own: Sequence[bool], noise: float) -> Interval:
@@ -111,9 +106,9 @@ def lead(costs: Sequence[float], is_own: Sequence[bool], noise: float) -> Interv
     others = design[:, :2]
     alone = sides - others @ np.linalg.lstsq(others, sides, rcond=None)[0]
     squares = float(np.sum(np.square(centers - design @ solution)))
-    degrees = max(0, len(costs) - design.shape[1]) + PRIOR_RUNS
+    degrees = max(0, len(costs) - design.shape[1]) + PRIOR_REPEATS
     guess = noise**2 + USUAL_BETWEEN**2
-    spread = max(math.sqrt((squares + PRIOR_RUNS * guess) / degrees), noise)
+    spread = max(math.sqrt((squares + PRIOR_REPEATS * guess) / degrees), noise)
     quantile = float(stdtrit(degrees, CONFIDENCE_OF_LOOKS))
     center, reach = float(solution[2]), quantile * spread / float(np.linalg.norm(alone))
     return Interval(center, center - reach, center + reach)

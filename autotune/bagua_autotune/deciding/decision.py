@@ -397,12 +397,8 @@ def why_search_ends(
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:
         return None
-    if searcher.ask() == searcher.best():
-        # What is best now is measured again at the end anyway, unless it is the default.
-        baseline = problem.candidates[0]
-        visits_to_default = sum(trial.configuration == baseline for trial in measured)
-        if searcher.best() != baseline or visits_to_default >= FEWEST_VISITS:
-            return Ending.ENOUGH
+    if _only_repeats_best(searcher, problem.candidates[0], measured):
+        return Ending.ENOUGH
     worthwhile = max(
         WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
     )
@@ -419,6 +415,17 @@ def why_search_ends(
     tried = [trial.configuration for trial in measured if trial.configuration in allowed]
     is_idle = _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
     return Ending.ENOUGH if is_idle else None
+
+
+def _only_repeats_best(
+    searcher: Searcher, baseline: Configuration, measured: Sequence[Trial]
+) -> bool:
+    """Whether the next trial is what is best now, which is measured again at the end anyway; not
+    the default where that is best, so the search looks at it twice."""
+    if searcher.ask() != searcher.best():
+        return False
+    visits_to_default = sum(trial.configuration == baseline for trial in measured)
+    return searcher.best() != baseline or visits_to_default >= FEWEST_VISITS
 
 
 def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bool:

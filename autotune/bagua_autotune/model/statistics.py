@@ -7,7 +7,7 @@ collection or a checkpoint moves neither; outliers are counted and then left out
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -29,6 +29,8 @@ SMALL_SAMPLE_FACTORS = {
 # Standard error of a median over that of a mean, for a normal: sqrt(pi / 2).
 MEDIAN_INEFFICIENCY = 1.2533
 CONFIDENCE = 0.975
+
+PRIOR_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,21 @@ def pooled(blocks: Sequence[Estimate]) -> Estimate:
         sum(block.count for block in blocks),
         sum(block.outliers for block in blocks),
     )
+
+
+def deviation_of_repeats(repeats: Iterable[Sequence[float]], usual: float) -> float:
+    """By how much costs of one configuration differ, as a standard deviation.
+
+    Args:
+        repeats: the costs of each configuration; one cost says nothing.
+        usual: a guess, which counts as ``PRIOR_REPEATS`` costs more (the usual scaled inverse
+            chi-squared prior: Gelman et al., "Bayesian Data Analysis", section 2.6).
+    """
+    squares, degrees = PRIOR_REPEATS * usual**2, PRIOR_REPEATS
+    for costs in filter(None, repeats):
+        squares += sum((cost - fmean(costs)) ** 2 for cost in costs)
+        degrees += len(costs) - 1
+    return math.sqrt(squares / degrees)
 
 
 def _error_inside(blocks: Sequence[Estimate]) -> float:

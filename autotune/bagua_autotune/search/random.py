@@ -7,13 +7,12 @@ import math
 import random
 from statistics import fmean
 
-from bagua_autotune.model.statistics import Interval
+from bagua_autotune.model.statistics import Interval, deviation_of_repeats
 from bagua_autotune.search.searcher import Problem
 from bagua_wire.configuration import Configuration
 
-# A guess of what visits differ by, and of how many it is worth; and so many standard errors of a
-# difference are claimed.
-USUAL_DEVIATION, PRIOR_VISITS, CLAIMED_ERRORS = 0.03, 2, 3.0
+# A guess of what visits differ by, and so many standard errors of a difference are claimed.
+USUAL_DEVIATION, CLAIMED_ERRORS = 0.03, 3.0
 
 
 class RandomSearcher:
@@ -63,10 +62,7 @@ class RandomSearcher:
         sides = [self._costs.get(side, []) for side in (configuration, default)]
         if configuration == default or not all(sides):
             return Interval(0.0, -math.inf, math.inf)
-        squares, degrees = PRIOR_VISITS * USUAL_DEVIATION**2, PRIOR_VISITS
-        for costs in self._costs.values():
-            squares += sum((cost - fmean(costs)) ** 2 for cost in costs)
-            degrees += len(costs) - 1
         mean = fmean(sides[1]) - fmean(sides[0])
-        error = math.sqrt(squares / degrees * sum(1 / len(costs) for costs in sides))
+        error = deviation_of_repeats(self._costs.values(), USUAL_DEVIATION)
+        error *= math.sqrt(sum(1 / len(costs) for costs in sides))
         return Interval(mean, mean - CLAIMED_ERRORS * error, mean + CLAIMED_ERRORS * error)

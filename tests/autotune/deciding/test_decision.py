@@ -133,6 +133,16 @@ def test_a_winner_by_luck_is_not_kept() -> None:
     assert kept == Keep(BASELINE)
 
 
+def test_the_best_may_change_while_it_is_confirmed() -> None:
+    other = Configuration(bucket_bytes=8 * MIB, hierarchical="leaders")
+    steps = [("search", BASELINE, 0.2), ("search", FAST, 0.185), ("search", other, 0.188)]
+    steps += [("confirm", BASELINE, 0.2)]
+    candidates = [BASELINE, FAST, other]
+    assert follow(history(*steps), candidates=candidates) == Propose("confirm", FAST)
+    steps += [("confirm", FAST, 0.24)]
+    assert follow(history(*steps), candidates=candidates) == Propose("confirm", other)
+
+
 def test_what_visits_never_settle_ends_after_twelve() -> None:
     seconds = {FAST: [0.2, 0.15] * 6, BASELINE: [0.17, 0.2] * 6, SLOW: [0.3] * 12}
     assert confirmed(lambda side: seconds[side].pop(0)) == (Keep(BASELINE), 12)

@@ -37,6 +37,12 @@ class Job:
         while len(self.trials) < 2:
             self.tuner.observe("job", 0, self.steps(self.trials[0], 1))
 
+    def measure(self, running: Trial) -> None:
+        """Until it is known what follows."""
+        while len(self.trials) == running.index + 1:
+            assert self.tuner.open_trial("job"), "the tuning has ended"
+            self.tuner.observe("job", running.index, self.steps(running, 1))
+
     def switch(self) -> Trial:
         """The ranks go on to the open trial, and tell the last steps of the one before."""
         before, now = self.trials[-2:]
@@ -106,8 +112,7 @@ def run_until(job: Job, reached: Callable[[Trial], bool]) -> Trial:
     """The trial that then runs, of which only the switch was told."""
     running = job.switch()
     while not reached(running):
-        while len(job.trials) == running.index + 1:
-            job.tuner.observe("job", running.index, job.steps(running, 1))
+        job.measure(running)
         running = job.switch()
     return running
 
@@ -124,8 +129,7 @@ def test_the_first_trial_with_each_change_of_the_numbers_is_measured_by_itself()
         was_ahead.append(is_ahead_of(job, running))
         if was_ahead[-1]:
             assert {change(running), change(job.trials[-1])} <= judged
-        while len(job.trials) == running.index + 1:
-            job.tuner.observe("job", running.index, job.steps(running, 1))
+        job.measure(running)
         judged.add(change(running))
     assert judged == {"as_is", "bf16", "fp16"}
     assert sum(was_ahead) > 2
@@ -134,13 +138,12 @@ def test_the_first_trial_with_each_change_of_the_numbers_is_measured_by_itself()
 def test_nothing_follows_ranks_that_do_not_wait_for_each_other_before_they_are_measured() -> None:
     for algorithm, waits in (("async", False), ("bytegrad", True)):
         job = narrow_job(("gradient_allreduce", algorithm), "algorithm")
-        seen: list[int] = []
-        while len(seen) < 2:  # the first is measured by itself in any case
-            running = job.switch()
-            seen += [running.index] if change(running) == algorithm else []
-            while len(seen) < 2 and len(job.trials) == running.index + 1:
-                job.tuner.observe("job", running.index, job.steps(running, 1))
-        assert is_ahead_of(job, running) == waits
+        first = run_until(job, lambda running: change(running) != "gradient_allreduce")
+        assert not is_ahead_of(job, first), "measured by itself in any case"
+        job.measure(first)
+        again = run_until(job, lambda running: change(running) != "gradient_allreduce")
+        assert change(again) == algorithm
+        assert is_ahead_of(job, again) == waits
 
 
 def harmed(job: Job, trial: Trial) -> list[Trial]:
