@@ -4,6 +4,7 @@ are all recomputed, tuned from its first step, beside the same settings swept by
 python benchmarks/recomputation.py --smoke
 python benchmarks/recomputation.py --cells llama-8 llama-8-inside gpt2-16 --ranks single
 python benchmarks/recomputation.py --cells llama-4 --ranks sharded --gpus 2
+python benchmarks/recomputation.py --cells llama-2 --ranks sharded --gpus 2 --micro-batches 8
 python benchmarks/recomputation.py --cells llama-24 --ranks single --limit-gib 52
 python benchmarks/recomputation.py --cells llama-8 --beside-stock
 python benchmarks/recomputation.py --cells small-16 --limits 20
@@ -48,6 +49,7 @@ def arguments() -> argparse.Namespace:
                         "and ways: wrapper, transformers; compiled inside, around")  # fmt: skip
     parser.add_argument("--ranks", default="single", choices=["single", "replicated", "sharded"])
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--micro-batches", type=int, default=1, metavar="N", help="of a step")
     parser.add_argument("--limit-gib", type=float, default=0.0, metavar="GIB",
                         help="of the memory that a rank may take; 0: all")  # fmt: skip
     parser.add_argument("--beside-stock", action="store_true",
@@ -81,6 +83,7 @@ def spec_of(cell: str, options: argparse.Namespace) -> dict[str, Any]:
         "way": "transformers" if "transformers" in ways else "wrapper",
         "compiled": compiled,
         "ranks": options.ranks,
+        "micro_batches": options.micro_batches,
         "device": "cpu" if options.smoke or options.on_paper else "cuda",
         "limit_gib": options.limit_gib,
         "limits": options.limits,
@@ -96,7 +99,7 @@ def run_cell(cell: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the ranks of one cell; what rank 0 has written."""
     folder = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{cell}-{options.ranks}-{options.gpus}"
+    name = f"{cell}-{options.ranks}-{options.gpus}-{options.micro_batches}"
     spec, out = folder / f"{name}.spec.json", folder / f"{name}.json"
     spec.write_text(json.dumps(spec_of(cell, options)))
     out.unlink(missing_ok=True)

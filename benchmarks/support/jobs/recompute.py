@@ -16,9 +16,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +39,12 @@ from benchmarks.support.jobs.rank import write
 WARMUP_STEPS = 2
 PAPER_BYTES, PAPER_SCALE = 2**40, 1024
 """A model of a hidden size of 64 stands for one of 2,048."""
+OVER_MICRO_BATCHES: dict[str, dict[str, Any]] = {
+    "kept over micro-batches": {"kept_over_micro_batches": "on"},
+    "reduced once": {"deferred_reduction": "on"},
+    "both": {"kept_over_micro_batches": "on", "deferred_reduction": "on"},
+}
+"""All with as many units kept as there are blocks."""
 
 
 def transformer(spec: Mapping[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
@@ -122,10 +127,13 @@ class Training:
         """
         tokens = self._tokens[:, :length]
         self._optimizer.zero_grad()
-        is_mixed = self.spec["ranks"] != "sharded"
-        with torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext():
-            loss = self.model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+        is_sharded, micro_batches = self.spec["ranks"] == "sharded", self.spec["micro_batches"]
+        for number in range(micro_batches):
+            if is_sharded and micro_batches > 1:
+                self.model.set_is_last_backward(number == micro_batches - 1)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=not is_sharded):
+                loss = self.model(input_ids=tokens, labels=tokens).loss
+            (loss / micro_batches).backward()
         self._optimizer.step()
 
 
@@ -162,8 +170,17 @@ def swept(training: Training, spec: Mapping[str, Any], device: torch.device) -> 
     found = training.model.configuration
     default = training.model.tuning.default
     total = default.recomputed_blocks
-    shares = [total, *(round(total * share) for share in (0.75, 0.5, 0.25, 0.0))]
-    settings = {f"{n} of {total}": replace(default, recomputed_blocks=n) for n in shares}
+    is_one = spec["micro_batches"] == 1
+    shares = (1.0, 0.75, 0.5, 0.25, 0.0) if is_one else (1.0, 0.0)
+    numbers = [round(total * share) for share in shares]
+    settings = {f"{n} of {total}": replace(default, recomputed_blocks=n) for n in numbers}
+    if not is_one:
+        settings |= {
+            f"{n} of {total}, {name}": replace(
+                default, recomputed_blocks=n, kept_units=total, **changes
+            )
+            for n, (name, changes) in product(numbers, OVER_MICRO_BATCHES.items())
+        }
     settings |= {"found": found}
     stock = Training(spec, device, is_ours=False) if spec["beside_stock"] else None
     names = [*settings, *(["stock"] if stock is not None else [])]
