@@ -188,9 +188,10 @@ class Agent(Measures):
         if self._refusal:
             report.stop = Stop.REFUSED
         elif self._rank == 0:
-            command = self._service.next_command(
-                self._reductions, self._watches, self._guard.has_any
-            )
+            if self._trial is None or self.measurement.is_measured:
+                command = self._service.next_command(
+                    self._reductions, self._watches, self._guard.has_any
+                )
             report.command = command or b""
             report.command_bytes = len(report.command)
             suspects = None if self.is_active else self._service.suspects()

@@ -199,6 +199,7 @@ class RankMeasurement:
         self.spans: list[Span] = []
         self._tunable = tunable
         self._samples: list[StepTime] = []
+        self._in_step, self._before = 1, 1
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
         self._observers = tunable.observers
@@ -250,11 +251,27 @@ class RankMeasurement:
         """A reduction has ended; whether it is the first one of a step."""
         begins = self._boundary.begins()
         if begins:
+            self._in_step, self._before = 1, self._in_step
             self.count.made += 1
             self._timer.tick(self.step, self.complexity.take())
         else:
+            self._in_step += 1
             self._timer.tick_within()
         return begins
+
+    @property
+    def _first_whole(self) -> int:
+        """The first step that what is in force now may have all of: a step is timed from its own
+        first reduction to that of the next."""
+        return self.step + (1 if self._in_step == 1 else 2)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the trial that is measured has made as many steps as it is to have at least: one,
+        or two where a step has several reductions, as the next command may come in the same."""
+        span = self.spans[-1] if self.spans else None
+        more = max(self._in_step, self._before) > 1
+        return span is None or not span.is_in_force or self.step >= span.first + more
 
     def record(self, begins: bool) -> None:
         """The same reduction, in detail; only while the job is tuned."""
@@ -268,7 +285,7 @@ class RankMeasurement:
             in_detail: whether buckets are observed too, so that steps can be recorded.
         """
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
-        first = self.step + 1
+        first = self._first_whole
         if in_detail and trial is not None:
             steps = self._steps_to_record()
             self.begin_recording(trial, steps)
@@ -279,7 +296,7 @@ class RankMeasurement:
         """Record so many steps of a trial, from the next one on, in detail."""
         self._recorded.add(self._tunable.layout.configuration)
         if self._profiler is not None:
-            first = self.step + 1
+            first = self._first_whole
             self._profiler.begin_trial(trial, range(first, first + steps))
 
     def _steps_to_record(self) -> int:

@@ -33,13 +33,18 @@ class _Script:
     """What one job is told."""
 
     def __init__(
-        self, rounds: Sequence[Sequence[Configuration]], steps: int, deciding: int, closes: bool
+        self,
+        rounds: Sequence[Sequence[Configuration]],
+        steps: int,
+        deciding: int,
+        closes: bool,
+        is_ahead: bool,
     ) -> None:
         self._rounds = [list(configurations) for configurations in rounds]
         self._configurations = self._rounds.pop(0)
         self._steps = steps
         self._deciding_answers = deciding
-        self._closes = closes
+        self._closes, self._is_ahead = closes, is_ahead
         self._deciding = 0
         self._round = 0
         self._is_over = False
@@ -57,6 +62,8 @@ class _Script:
                 self._deciding = self._deciding_answers
         elif self._deciding:
             self._deciding -= 1
+        if self._is_ahead and kind == "switched" and body["trial"] == self._trial:
+            self._trial += 1
         gives_up = kind in ("diverged", "infeasible", "disagreement")
         if gives_up and body["trial"] == self._trial:
             self._trial, self._measured = self._trial + 1, set()
@@ -103,6 +110,7 @@ class ScriptedService:
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.
+        is_ahead: a trial ends at once, as the next one is known; its steps are told nevertheless.
         refuses: kinds of requests that are answered with this status.
         port: 0: one that is free.
 
@@ -119,10 +127,11 @@ class ScriptedService:
         steps: int = 3,
         deciding: int = 0,
         closes: bool = False,
+        is_ahead: bool = False,
         refuses: dict[str, int] | None = None,
         port: int = 0,
     ) -> None:
-        self._new_script = partial(_Script, rounds, steps, deciding, closes)
+        self._new_script = partial(_Script, rounds, steps, deciding, closes, is_ahead)
         self._scripts: dict[str, _Script] = {}
         self._lock = threading.Lock()
         self.refuses = refuses or {}

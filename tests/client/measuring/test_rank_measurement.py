@@ -86,6 +86,45 @@ def test_a_validation_after_each_step_leaves_steps_to_measure(two_ranks: RankPoo
     assert profiles == 0
 
 
+MICRO_BATCHES = 12
+"""So many that the ranks can report, vote and switch in one step."""
+
+
+def _tune_micro_batches(url: str, slow_bytes: int) -> None:
+    """Each micro-batch takes an hour where buckets have so many bytes."""
+    clock = _LateClock()
+    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
+    with (
+        mock.patch.dict(os.environ, variables),
+        mock.patch.object(CpuClock, "mark", clock.mark),
+    ):
+        model = DistributedDataParallel(torch.nn.Linear(32, 32))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        while model.is_tuning:
+            for _ in range(MICRO_BATCHES):
+                is_slow = model.configuration.bucket_bytes == slow_bytes
+                clock.passed_seconds += HOUR_SECONDS if is_slow else 0.0
+                model(torch.ones(1, 32)).sum().backward()
+            optimizer.step()
+
+
+def test_trials_of_steps_with_several_reductions_have_steps_that_are_wholly_their_own(
+    two_ranks: RankPool,
+) -> None:
+    fast, slow = 64, 10**6
+    trials = [{"bucket_bytes": size} for size in (fast, slow, fast, slow, fast)]
+    with ScriptedService([trials], is_ahead=True) as service:
+        two_ranks.run(_tune_micro_batches, service.url, slow)
+        told: dict[int, list[float]] = {}
+        for body in service.bodies("observations"):
+            told.setdefault(body["trial"], []).extend(step["seconds"][0] for step in body["steps"])
+    assert sorted(told) == list(range(len(trials) - 1))
+    assert min(map(len, told.values())) >= 2
+    for trial, seconds in told.items():
+        hours = MICRO_BATCHES if trials[trial]["bucket_bytes"] == slow else 0
+        assert [round(each / HOUR_SECONDS) for each in seconds] == [hours] * len(seconds)
+
+
 def test_batches_of_a_step_add_up_and_the_next_step_begins_anew() -> None:
     complexity = BatchComplexity()
     assert complexity.take() is None
