@@ -1,4 +1,5 @@
-"""A real job whose batches differ twentyfold: told so, the service knows its step times closely.
+"""A real job whose batches differ twentyfold: the service knows its step times closely, by what the
+training tells, or by the model's inputs.
 
 What a batch takes passes on the ranks' clocks only, and is so long that no busy machine matters.
 """
@@ -41,8 +42,12 @@ class _Clock:
         return time.perf_counter() + self.passed_seconds
 
 
-def _train(tells: bool) -> None:
-    """Train until the tuning has ended."""
+def _train(tells: bool, grows: bool) -> None:
+    """Train until the tuning has ended.
+
+    Args:
+        grows: the model's inputs, with their tokens.
+    """
     clock, rng = _Clock(), random.Random(dist.get_rank())
     with mock.patch.dict(os.environ, SETTINGS), mock.patch.object(CpuClock, "mark", clock.mark):
         layers = [torch.nn.Linear(64, 64) for _ in range(4)]
@@ -53,7 +58,7 @@ def _train(tells: bool) -> None:
             if tells:
                 model.report_complexity(tokens)
             clock.passed_seconds += SECONDS_PER_TOKEN * tokens
-            model(torch.ones(1, 64)).sum().backward()
+            model(torch.ones(tokens if grows else 1, 64)).sum().backward()
             optimizer.step()
             if not model.is_tuning:
                 break
@@ -71,12 +76,12 @@ def test_the_intervals_of_trials_are_narrower_with_the_complexity(
 ) -> None:
     service.start()
     pool = tuned_ranks(service.url, (2,))
-    for tells in (False, True):
-        pool.run(_train, tells, timeout_seconds=180)
-    job, before = (found["id"] for found in service.get("jobs")["jobs"])
-    told, untold = _widths(service, job), _widths(service, before)
-    assert median(told) < 0.1 * median(untold)
-    events = service.get(f"jobs/{job}/events")["events"]
-    assert any("corrected to a batch complexity" in event["message"] for event in events)
-    steps = service.get(f"jobs/{job}/observations")["observations"]
-    assert all(20 <= step["complexity"] < 400 for step in steps)
+    for tells, grows in ((False, False), (False, True), (True, True)):
+        pool.run(_train, tells, grows, timeout_seconds=180)
+    told, seen, unknown = (found["id"] for found in service.get("jobs")["jobs"])
+    for job, unit in ((told, 1), (seen, 64)):
+        assert median(_widths(service, job)) < 0.1 * median(_widths(service, unknown))
+        events = service.get(f"jobs/{job}/events")["events"]
+        assert any("corrected to a batch complexity" in event["message"] for event in events)
+        steps = service.get(f"jobs/{job}/observations")["observations"]
+        assert all(20 * unit <= step["complexity"] < 400 * unit for step in steps)

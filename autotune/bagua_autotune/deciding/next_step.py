@@ -167,7 +167,7 @@ class NextStep:
         costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):
             is_first = trial.index == first.index
-            if is_first and len(told) < correction.LEARNING_STEPS:
+            if is_first and len(told) < correction.LEARNING_STEPS and correction.varies(told):
                 return None
             if learned := _learned(first, steps if is_first else self._steps(round_.job, first)):
                 return [round_.objective.cost((each,)) for each in learned.seconds(told)]
@@ -180,7 +180,9 @@ class NextStep:
             return ""
         job = round_.job
         steps = self._steps(job, closed)
-        return correction.describe(_learned(closed, steps)) if _told(closed, steps) else ""
+        if not correction.varies(_told(closed, steps)):
+            return ""
+        return correction.describe(_learned(closed, steps))
 
     def _steps(self, job: Job, trial: Trial) -> list[_Counted]:
         """The trial's steps that count, from the store."""

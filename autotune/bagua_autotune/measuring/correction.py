@@ -1,9 +1,10 @@
 """Corrects step times for the data of each step.
 
-The ranks may report the complexity of their batches (tokens, say). From the first trial of a round
-the service learns how much longer a larger complexity makes a step. It then corrects the step times
-of all trials of the round to one complexity, so that trials are compared and not their data. A
-complexity that does not explain the step times is not used.
+The ranks report the complexity of their batches: what the training tells (tokens, say), else how
+many elements the model's inputs have. Where it varies, the service learns from the first trial of a
+round how much longer a larger complexity makes a step. It then corrects the step times of all
+trials of the round to one complexity, so that trials are compared and not their data. A complexity
+that does not explain the step times is not used.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Correction:
         return corrected
 
 
+def varies(steps: Sequence[Step]) -> bool:
+    """Whether there is anything to correct for."""
+    return len({step.complexity for step in steps}) > 1
+
+
 def learn(steps: Sequence[Step]) -> Correction | None:
     """The correction by these steps of one configuration; None if the complexity explains little of
     their differences, or if larger ones belong to shorter steps.
@@ -68,7 +74,7 @@ def learn(steps: Sequence[Step]) -> Correction | None:
     "Estimates of the regression coefficient based on Kendall's tau", 1968): a checkpoint or a wrong
     complexity does not move it. Fewer than LEARNING_STEPS teach nothing.
     """
-    if len(steps) < LEARNING_STEPS or len({step.complexity for step in steps}) < 2:
+    if len(steps) < LEARNING_STEPS or not varies(steps):
         return None
     from scipy.stats import theilslopes  # here: takes long to import
 
@@ -87,7 +93,7 @@ def describe(correction: Correction | None) -> str:
     """Say to the users of the job whether the complexity is used."""
     if correction is None:
         return (
-            "the reported batch complexity is not used: it does not explain the differences "
+            "the batches' complexity is not used: it does not explain the differences "
             "between step times"
         )
     return (

@@ -92,7 +92,7 @@ def _holds(
     return any(reference() is optimizer for reference in references)
 
 
-# The complexity of one rank's batches, as the training reports it.
+# How much is in one rank's batches: what the training reports, else what its model is given.
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +101,13 @@ LARGEST = 1e18
 
 class BatchComplexity:
     """The complexity of this rank's batches since the end of the last step's communication. Several
-    add up, as those do whose gradients are accumulated."""
+    add up, as those do whose gradients are accumulated. Until the training has told it for the
+    first time, it is the number of elements in the model's inputs."""
 
     def __init__(self) -> None:
         self._sum: float | None = None
+        self._given: float | None = None
+        self._is_told = False
         self._has_warned = False
 
     def tell(self, complexity: float | torch.Tensor) -> None:
@@ -130,13 +133,19 @@ class BatchComplexity:
                 "autotune: a batch's complexity of %g is left out: it must be from 0 to %g",
                 *(told, LARGEST),
             )
+        self._is_told = True
         # NaN stays in the sum.
         self._sum = (self._sum or 0.0) + (told if 0 <= told <= LARGEST else math.nan)
 
+    def given(self, elements: int) -> None:
+        """Add the inputs of a forward pass."""
+        self._given = (self._given or 0.0) + elements
+
     def take(self) -> float | None:
         """The complexity of the step that ends now; None: it is not known."""
-        told, self._sum = self._sum, None
-        return told if told is not None and told <= LARGEST else None
+        found = self._sum if self._is_told else self._given
+        self._sum = self._given = None
+        return found if found is not None and found <= LARGEST else None
 
 
 SLOWED_DEVICES = ("cuda",)
@@ -361,6 +370,10 @@ class Measures(Nobody):
     """
 
     measurement: RankMeasurement
+
+    def given(self, elements: int) -> None:
+        """See :meth:`Listener.given`."""
+        self.measurement.complexity.given(elements)
 
     def computed(self) -> None:
         """See :meth:`Listener.computed`."""

@@ -146,7 +146,6 @@ class TunableUnits(ChangedTogether):
         if units[0].is_whole and not algorithm.is_torchs:
             raise ValueError(f"{algorithm.name} is for parts of a model, and {WHOLE}")
         super().__init__(communicator, model, units[0].device)
-        self._model = weakref.ref(model)
         self.observation = UnitObservation(self.observers)
         self.micro_batches = MicroBatches()
         self.parameters: Sequence[torch.nn.Parameter]

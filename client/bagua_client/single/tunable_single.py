@@ -77,7 +77,6 @@ class TunableSingle(ChangedTogether):
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         device = trained[0][1].device
         super().__init__(Alone(device), model, device)
-        self._model = weakref.ref(model)
         self.parameters: Sequence[torch.nn.Parameter] = [each for _, each in trained]
         self.tensors = describe(trained)
         # Gradients become ready from the model's end on.

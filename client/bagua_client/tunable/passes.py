@@ -1,4 +1,5 @@
-"""Which forward passes of a model still have a backward pass to come."""
+"""The forward passes of a model: which are of a training, how much they are given, and which still
+have a backward pass to come."""
 
 from __future__ import annotations
 
@@ -19,6 +20,12 @@ class _Pass:
 
     def come_back(self, _: torch.Tensor) -> None:
         self.has_come_back = True
+
+
+def is_of_training(model: torch.nn.Module) -> bool:
+    """Whether a pass of it is one of a training that Python makes: where the compiler follows the
+    model, there must be nothing for it to follow."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and model.training
 
 
 class Passes:

@@ -25,7 +25,7 @@ from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.passes import Passes, named_tensors
+from bagua_client.tunable.passes import Passes, is_of_training, named_tensors
 from bagua_client.tunable.recomputed_blocks import Block, blocks_of
 from bagua_wire.knobs import ALL_BLOCKS
 
@@ -226,7 +226,7 @@ class Recomputation:
     def _begins(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if _is_of_training(model):
+        if is_of_training(model):
             self._observers.call(self._pass_begins, model, args, kwargs)
 
     def _pass_begins(
@@ -283,7 +283,7 @@ class Recomputation:
         return is_larger
 
     def _ends(self, model: torch.nn.Module, _: Any, output: Any) -> None:
-        if _is_of_training(model) and not is_in_backward():
+        if is_of_training(model) and not is_in_backward():
             self._observers.call(self._passes.forward_ends, output)
             if self._before:
                 self._observers.call(self._look_back)
@@ -311,9 +311,3 @@ class Recomputation:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             random.append(torch.cuda.get_rng_state())
         return [buffers, versions, random]
-
-
-def _is_of_training(model: torch.nn.Module) -> bool:
-    """Whether a pass of it is one of a training that Python makes: where the compiler follows the
-    model, there must be nothing for it to follow."""
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and model.training

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from bagua_client.communication.agreement import Group, attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
+from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import MeasuredMemory, memory_of
 from bagua_client.tunable.offer import Limit
+from bagua_client.tunable.passes import is_of_training, tensors_in
 from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.tunable.tunable import NOBODY, Listener
 
@@ -64,6 +70,8 @@ class ChangedTogether(ABC):
         look = None if self.device_memory is None else self.device_memory.now_bytes
         self.recomputation = Recomputation(model, self.observers, look, self._fits)
         self.listener: Listener = NOBODY
+        self._model = weakref.ref(model)
+        self._sees_inputs: RemovableHandle | None = None
         self.recut_seconds = 0.0
         self.vote_in(communicator.group, communicator.device)
         self._next: Layout | None = None
@@ -125,6 +133,18 @@ class ChangedTogether(ABC):
     def report_to(self, listener: Listener) -> None:
         """See :meth:`Tunable.report_to`."""
         self.listener = listener
+        if self._sees_inputs is None and (model := self._model()) is not None:
+            begins = Unsaved(self._pass_begins)
+            self._sees_inputs = model.register_forward_pre_hook(begins, with_kwargs=True)
+
+    def _pass_begins(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if is_of_training(model) and not is_in_backward():
+            self.observers.call(self._tell_inputs, args, kwargs)
+
+    def _tell_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.listener.given(sum(each.numel() for each in tensors_in((args, kwargs))))
 
     def watch(self) -> None:
         """See :meth:`Tunable.watch`: the ends of steps are seen anyway."""
@@ -133,6 +153,9 @@ class ChangedTogether(ABC):
     def detach(self) -> None:
         """See :meth:`Tunable.detach`."""
         self.listener = NOBODY
+        if self._sees_inputs is not None:
+            self._sees_inputs.remove()
+            self._sees_inputs = None
         self.vote_in(self.communicator.group, self.communicator.device)
 
     def leave(self) -> None:

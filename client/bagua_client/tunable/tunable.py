@@ -93,6 +93,11 @@ class Listener(Protocol):
         """A step's communication has ended; all ranks are known to be in the same step."""
         return
 
+    def given(self, elements: int) -> None:
+        """A forward pass for training begins, with so many elements in its inputs. It may only
+        observe."""
+        return
+
     def computed(self) -> None:
         """All that a step communicates is ready on this rank. It may only observe."""
         return

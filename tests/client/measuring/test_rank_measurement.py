@@ -15,7 +15,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+import bagua_client
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import pace
 from bagua_client.measuring.clock import CpuClock
@@ -196,14 +198,44 @@ def test_the_service_is_told_the_largest_of_the_ranks_of_all_batches_of_the_righ
     assert all(step["complexity"] == 2 * _told(1, step["step"]) for step in steps)
 
 
-def _told_by_rank_0(rank: int, step: int) -> float | None:
-    return None if rank else _told(rank, step)
+def _told_from(first: int, _: int, step: int) -> float | None:
+    return 7.0 if step >= first else None
 
 
-def test_what_only_some_ranks_tell_is_told_to_nobody(two_ranks: RankPool) -> None:
-    steps = _steps(two_ranks, _told_by_rank_0)
+def test_until_the_training_tells_it_the_models_inputs_do(two_ranks: RankPool) -> None:
+    steps = _steps(two_ranks, partial(_told_from, STEPS), 2)
     assert len(steps) >= 2 * STEPS
-    assert not any("complexity" in step for step in steps)
+    expected = {step: 2 * 7.0 if step >= STEPS else 2 * 16.0 for step in range(1, 2000)}
+    assert all(each["complexity"] == expected[each["step"]] for each in steps)
+
+
+def test_inputs_count_wherever_they_are_but_not_those_of_an_evaluation() -> None:
+    """Of one process alone, whose model takes them by name and in containers."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = checkpoint_wrapper(torch.nn.Linear(4, 4))
+
+        def forward(self, first: torch.Tensor, *, others: dict[str, Any]) -> torch.Tensor:
+            return self.inner(first) + others["list"][0].sum()
+
+    with ScriptedService([[{"recomputed_blocks": 1}]], steps=STEPS) as service:
+        ours = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": service.url}
+        with mock.patch.dict(os.environ, ours):
+            model: Any = bagua_client.tune(Model())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            for step in range(2000):
+                given = {"list": [torch.ones(step % 3, 5)], "none": None}
+                model(torch.ones(2, 4), others=given).sum().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model(torch.ones(9, 4), others=given)
+                if not model.is_tuning:
+                    break
+        told = [step for body in service.bodies("observations") for step in body["steps"]]
+    assert len(told) >= STEPS
+    assert all(each["complexity"] == 8 + 5 * ((each["step"] - 1) % 3) for each in told)
 
 
 def test_without_tuning_nothing_happens(two_ranks: RankPool) -> None:
