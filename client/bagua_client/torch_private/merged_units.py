@@ -202,7 +202,8 @@ class MergedUnits:
         before = [unit for unit, part in self.leading if not changed.isdisjoint(part)]
         if not all(unit.is_gathered for unit in before):
             for unit in before:
-                if unit.is_gathered:  # As after a call of its ``unshard``.
+                # As after a call of its ``unshard``, or of that with ``async_op``.
+                if unit.is_gathered or unit.is_on_its_way:
                     unit.reshard()
         kept_as = before[0].group._sharded_state
         self._give_back_settings()

@@ -626,12 +626,25 @@ def spread_over(
     return common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
+def _begin(root: torch.nn.Module) -> None:
+    """Have torch do what it does in the first forward pass, and that changes what is set on the
+    model itself. If it fails, torch fails in the same way when that pass comes."""
+    modules: list[Any] = [module for module in root.modules() if is_sharded(module)]
+    before = [(state := module._get_fsdp_state(), state._is_root) for module in modules]
+    own: Any = root
+    try:
+        own._get_fsdp_state()._lazy_init()
+    except Exception:
+        for state, is_root in before:
+            state._is_root = is_root
+        own._get_fsdp_state()._state_ctx.all_states.clear()
+        raise
+
+
 def units_of(root: torch.nn.Module) -> list[Unit]:
     """The units of a model, in the order in which it lists its modules. Where a module's parameters
     are on several meshes, those of each are one."""
-    own: Any = root
-    # Torch does so in the first forward pass, and then changes what is set on the model itself.
-    own._get_fsdp_state()._lazy_init()
+    _begin(root)
     found, seen = [], set()
     for name, module in root.named_modules():
         if not is_sharded(module):

@@ -78,6 +78,8 @@ def why_not_tried(by_rank: Sequence[Footprint]) -> str:
     rank, found = fullest(by_rank)
     needed, limit = _gib(found.peak_bytes), _gib(found.limit_bytes)
     words = f"rank {rank} would need {needed} of its device's memory, and may use {limit}"
+    if found.limit_bytes <= 0:
+        return f"{words}: by default already memory ran out until what was kept for later was freed"
     if found.peak_bytes <= found.limit_bytes:
         words += "; that is too far from all that was measured to be tried yet"
     return words
@@ -326,7 +328,7 @@ class MeasuredMemory:
         if not blocks:
             return 0
         if self._is_short:
-            return self._device.allowed_bytes()
+            return max(self._device.allowed_bytes(), self._device.reachable_bytes())
         return self._largest_bytes * (1 + blocks.has_varied)
 
     def _limits(self, groups: int) -> tuple[int, int]:

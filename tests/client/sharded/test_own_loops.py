@@ -210,6 +210,18 @@ def generates(model: Any) -> Step:
     return step
 
 
+def gathers_ahead(model: Any) -> Step:
+    """Before the model's forward pass begins, in which a change takes hold."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> list[Any]:
+        for block in model.blocks:
+            block.unshard(async_op=True)
+        return stepped(model, optimizer, loss_of(model, number))
+
+    return step
+
+
 def drops_layers(model: Any) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -273,6 +285,7 @@ MERGED = {
     "validates": (validates_carelessly, SOME_AS_ONE),
     "generates": (generates, {**ALL_AS_ONE, **ALL_KEPT}),
     "freezes": (freezes_before_backward, SOME_AS_ONE),
+    "ahead": (gathers_ahead, SOME_AS_ONE),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,6 +42,24 @@ def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
         train(model, kind, {}, 1)
         found.append((gathers.call_count, scatters.call_count))
     return found
+
+
+def _on_no_device(is_ours: bool) -> str:
+    """What a model says whose weights nobody has made."""
+    with torch.device("meta"):
+        model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    ours = {"BAGUA_AUTOTUNE": str(int(is_ours)), "BAGUA_AUTOTUNE_URL": "http://127.0.0.1:1"}
+    with mock.patch.dict(os.environ, ours), pytest.raises(RuntimeError) as caught:
+        (bagua_client.tune(model) if is_ours else model)(torch.ones(2, 4))
+    return str(caught.value)
+
+
+def test_where_torch_refuses_the_first_pass_its_own_error_comes(two_ranks: RankPool) -> None:
+    stock = two_ranks.run(_on_no_device, False)
+    assert two_ranks.run(_on_no_device, True) == stock
 
 
 @MERGES
