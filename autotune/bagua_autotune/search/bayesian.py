@@ -49,6 +49,7 @@ class BayesianSearcher:
         self._is_guided = problem.predictor is not None
         self._told: list[Told] = []
         self._fitted: Posterior | None = None
+        self._asked: Configuration | None = None
 
     @cached_property
     def _design(self) -> list[Configuration]:
@@ -86,9 +87,14 @@ class BayesianSearcher:
         if not math.isfinite(cost):
             raise ValueError(f"the cost of {configuration} is not finite")
         self._told.append(Told(configuration, cost, standard_error))
-        self._fitted = None
+        self._fitted = self._asked = None
 
     def ask(self) -> Configuration:
+        if self._asked is None:
+            self._asked = self._ask()
+        return self._asked
+
+    def _ask(self) -> Configuration:
         measured = {told.configuration for told in self._told}
         if not self._knobs or not any(each in measured for each in self._candidates):
             return self._candidates[0]
