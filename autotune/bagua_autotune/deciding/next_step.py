@@ -6,6 +6,7 @@ Takes long (a Gaussian process is fitted) and changes nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 FALLBACK_SEARCHER = "random"
 # Of so many trials some steps may have come since they were closed.
 TOLD_LATE = 2
+# Of the time that a tuning may take, so much at most is waited for what the complexity does.
+LEARNING_SHARE = 0.1
 
 
 def _rival(round_: Round, trial: Trial) -> Estimate | None:
@@ -80,6 +83,11 @@ def _told(trial: Trial, steps: Sequence[_Counted]) -> list[correction.Step]:
         return []
     told = [correction.Step(s.seconds, s.complexity) for s in steps if s.complexity is not None]
     return told if len(told) == len(steps) else []
+
+
+def _most_seconds(round_: Round) -> float:
+    """The time that its tuning may take, where the user has said it."""
+    return round_.job.limits.max_seconds or math.inf
 
 
 def _first(round_: Round) -> Trial:
@@ -167,7 +175,8 @@ class NextStep:
         costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):
             is_first = trial.index == first.index
-            if is_first and len(told) < correction.LEARNING_STEPS and correction.varies(told):
+            is_short = sum(s.seconds for s in told) < LEARNING_SHARE * _most_seconds(round_)
+            if is_first and is_short and correction.is_learning(told):
                 return None
             if learned := _learned(first, steps if is_first else self._steps(round_.job, first)):
                 return [round_.objective.cost((each,)) for each in learned.seconds(told)]

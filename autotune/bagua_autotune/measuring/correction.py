@@ -66,6 +66,11 @@ def varies(steps: Sequence[Step]) -> bool:
     return len({step.complexity for step in steps}) > 1
 
 
+def is_learning(steps: Sequence[Step]) -> bool:
+    """Whether a few more of them would teach something."""
+    return len(steps) < LEARNING_STEPS and varies(steps)
+
+
 def learn(steps: Sequence[Step]) -> Correction | None:
     """The correction by these steps of one configuration; None if the complexity explains little of
     their differences, or if larger ones belong to shorter steps.

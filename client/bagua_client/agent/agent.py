@@ -120,6 +120,7 @@ class Agent(Measures):
             tunable.memory.share = environment.memory_share
         tunable.attach()
         tunable.report_to(self)
+        tunable.see_inputs(True)
         measurement.follow()
         self.outcome.begin()
 
@@ -188,10 +189,10 @@ class Agent(Measures):
         if self._refusal:
             report.stop = Stop.REFUSED
         elif self._rank == 0:
-            if self._trial is None or self.measurement.is_measured:
-                command = self._service.next_command(
-                    self._reductions, self._watches, self._guard.has_any
-                )
+            may_leave = self._trial is None or self.measurement.may_be_left
+            command = self._service.next_command(
+                self._reductions, self._watches, may_leave, self._guard.has_any
+            )
             report.command = command or b""
             report.command_bytes = len(report.command)
             suspects = None if self.is_active else self._service.suspects()
@@ -279,6 +280,7 @@ class Agent(Measures):
             self._end(watch or kept.numbers != self._tunable.default.numbers)
             return None
         self.state = State.TUNING
+        self._tunable.see_inputs(True)
         self._detail.begin(layout)
         self.measurement.follow()
         if change.agreed:
@@ -334,6 +336,7 @@ class Agent(Measures):
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
         self.state, self._will_watch = State.SETTLING, watch
+        self._tunable.see_inputs(False)
         self._service.pass_turn_on()
         self._observe(self.measurement.stop_recording)
         self._detail.forget()

@@ -85,12 +85,15 @@ class Correspondence:
 
     # What the service wants
 
-    def next_command(self, reductions: int, is_watching: bool, knows_losses: bool) -> bytes | None:
+    def next_command(
+        self, reductions: int, is_watching: bool, may_leave: bool, knows_losses: bool
+    ) -> bytes | None:
         """Return the command that the ranks were not told yet; rank 0 asks before each report.
 
         Args:
             reductions: how many there have been.
             is_watching: the tuning is over, and another round begins only by a command.
+            may_leave: else what is in force goes on, and the command waits.
             knows_losses: whether the training tells them.
         """
         if is_watching and (self._reporter is None or not self._reporter.has_command):
@@ -107,7 +110,7 @@ class Correspondence:
             count = self._measurement.count
             self._reporter = Reporter(environment, description, self._handover, count)
         self._reporter.look(reductions)
-        return self._reporter.take_command()
+        return self._reporter.take_command() if may_leave else None
 
     def read(self, text: bytes) -> Command:
         """Read a command, on any rank, as far as that can be done; it does not raise: other ranks

@@ -115,7 +115,7 @@ class Check(Measures):
                 return
             self._block_begins = self._reductions
         if self._reductions == self._block_begins:
-            self._observe(self.measurement.begin, 0)
+            self._observe(self.measurement.begin, 0, is_new=False)
         self._observe(self.measurement.record, begins)
         if self._reductions == self._block_begins + BLOCK_STEPS:
             self._bring_together()

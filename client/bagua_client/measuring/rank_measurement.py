@@ -106,7 +106,7 @@ class BatchComplexity:
 
     def __init__(self) -> None:
         self._sum: float | None = None
-        self._given: float | None = None
+        self._inputs: float | None = None
         self._is_told = False
         self._has_warned = False
 
@@ -137,15 +137,18 @@ class BatchComplexity:
         # NaN stays in the sum.
         self._sum = (self._sum or 0.0) + (told if 0 <= told <= LARGEST else math.nan)
 
-    def given(self, elements: int) -> None:
-        """Add the inputs of a forward pass."""
-        self._given = (self._given or 0.0) + elements
+    def see_inputs(self, elements: float) -> None:
+        """Add those of a forward pass; NaN: how many elements they have is not known."""
+        self._inputs = (self._inputs or 0.0) + elements
 
     def take(self) -> float | None:
-        """The complexity of the step that ends now; None: it is not known."""
-        found = self._sum if self._is_told else self._given
-        self._sum = self._given = None
-        return found if found is not None and found <= LARGEST else None
+        """The complexity of the step that ends now; negative: of the model's inputs, in their unit;
+        None: it is not known."""
+        found = self._sum if self._is_told else self._inputs
+        self._sum = self._inputs = None
+        if found is None or not found <= LARGEST:
+            return None
+        return found if self._is_told else -found
 
 
 SLOWED_DEVICES = ("cuda",)
@@ -157,6 +160,10 @@ MOST_RECORDED_GROUPS = 6
 """Process groups that may be in use at once in a step that is recorded on such a device. With 8,
 and 12 by node, recordings show buckets one after another; probably because there are then more
 streams than the eight queues that CUDA has by default, and a mark waits for what others send."""
+
+
+MOST_AWAITED = 16
+"""So many reductions more than twice those of the step before, and a step is taken for endless."""
 
 
 class Span(NamedTuple):
@@ -208,7 +215,7 @@ class RankMeasurement:
         self.spans: list[Span] = []
         self._tunable = tunable
         self._samples: list[StepTime] = []
-        self._in_step, self._before = 1, 1
+        self._reductions_in_step = self._reductions_before = 1
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
         self._observers = tunable.observers
@@ -260,52 +267,53 @@ class RankMeasurement:
         """A reduction has ended; whether it is the first one of a step."""
         begins = self._boundary.begins()
         if begins:
-            self._in_step, self._before = 1, self._in_step
+            self._reductions_before, self._reductions_in_step = self._reductions_in_step, 1
             self.count.made += 1
             self._timer.tick(self.step, self.complexity.take())
         else:
-            self._in_step += 1
+            self._reductions_in_step += 1
             self._timer.tick_within()
         return begins
 
     @property
-    def _first_whole(self) -> int:
-        """The first step that what is in force now may have all of: a step is timed from its own
-        first reduction to that of the next."""
-        return self.step + (1 if self._in_step == 1 else 2)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the trial that is measured has made as many steps as it is to have at least: one,
-        or two where a step has several reductions, as the next command may come in the same."""
-        span = self.spans[-1] if self.spans else None
-        more = max(self._in_step, self._before) > 1
-        return span is None or not span.is_in_force or self.step >= span.first + more
+    def may_be_left(self) -> bool:
+        """Whether the trial that is measured may end. One of steps with several reductions has two
+        of them at least: the next command may come in the same. A step that does not end, as its
+        optimizer is not used any more, is not waited for."""
+        several = max(self._reductions_in_step, self._reductions_before) > 1
+        is_endless = self._reductions_in_step > 2 * self._reductions_before + MOST_AWAITED
+        if not self.spans or not several or is_endless:
+            return True
+        return not self.spans[-1].is_in_force or self.step > self.spans[-1].first
 
     def record(self, begins: bool) -> None:
         """The same reduction, in detail; only while the job is tuned."""
         if self._profiler is not None:
             self._profiler.reduction_done(self.step, begins)
 
-    def begin(self, trial: int | None, in_detail: bool = True) -> None:
+    def begin(self, trial: int | None, in_detail: bool = True, is_new: bool = True) -> None:
         """Begin to measure: what was commanded is in force, and will stay as it is.
 
         Args:
             in_detail: whether buckets are observed too, so that steps can be recorded.
+            is_new: else it has been in force for a whole step.
         """
-        # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
-        first = self._first_whole
+        # The last switch may have been in the middle of the step whose time is taken now, which
+        # began with the first reduction of the one before.
+        first = self.step + (2 if is_new and self._reductions_in_step > 1 else 1)
         if in_detail and trial is not None:
             steps = self._steps_to_record()
-            self.begin_recording(trial, steps)
+            self.begin_recording(trial, steps, first)
             first += steps if self._is_apart else 0
         self.spans = [*self.spans[-1:], Span(trial, first)]
 
-    def begin_recording(self, trial: int, steps: int = PROFILED_STEPS) -> None:
-        """Record so many steps of a trial, from the next one on, in detail."""
+    def begin_recording(
+        self, trial: int, steps: int = PROFILED_STEPS, first: int | None = None
+    ) -> None:
+        """Record so many steps of a trial, from the next one on, or this one, in detail."""
         self._recorded.add(self._tunable.layout.configuration)
         if self._profiler is not None:
-            first = self._first_whole
+            first = self.step + 1 if first is None else first
             self._profiler.begin_trial(trial, range(first, first + steps))
 
     def _steps_to_record(self) -> int:
@@ -371,9 +379,9 @@ class Measures(Nobody):
 
     measurement: RankMeasurement
 
-    def given(self, elements: int) -> None:
+    def given(self, elements: float) -> None:
         """See :meth:`Listener.given`."""
-        self.measurement.complexity.given(elements)
+        self.measurement.complexity.see_inputs(elements)
 
     def computed(self) -> None:
         """See :meth:`Listener.computed`."""

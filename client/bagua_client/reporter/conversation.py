@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -71,9 +71,15 @@ class StepTable:
         ranks = (row[rank] for rank in range(self._world_size))
         seconds, compute, complexities = zip(*ranks, strict=True)
         # Ranks that wait for one another all wait for the largest batch.
-        complexity = max(complexities) if _are_known(complexities) else None
+        complexity = max(map(abs, complexities)) if _are_alike(complexities) else None
         computed = list(compute) if _are_known(compute) else None
         return StepTimes(step, list(seconds), computed, complexity)
+
+
+def _are_alike(complexities: Sequence[float]) -> bool:
+    """Whether they are known, and of one unit: negative ones are of the models' inputs."""
+    signs = {math.copysign(1.0, each) for each in complexities}
+    return len(signs) == 1 and _are_known(complexities)
 
 
 def _are_known(values: Iterable[float]) -> bool:

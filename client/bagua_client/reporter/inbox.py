@@ -26,7 +26,7 @@ class RankTimes(NamedTuple):
         seconds: of that step and those after it.
         compute_seconds: how long of that the rank computed; NaN: it does not know. Empty after
             the tuning, and where it knows of none.
-        complexities: of its batches, likewise.
+        complexities: of its batches, likewise; negative ones are of the model's inputs.
     """
 
     first_step: int

@@ -105,7 +105,8 @@ class TunableSingle(ChangedTogether):
     @property
     def hooks(self) -> frozenset[int]:
         """The numbers of ours among the hooks of what the training calls."""
-        return frozenset(h.id for h in (*self._handles, *self.recomputation.handles))
+        own = (*self._handles, *self.recomputation.handles, self._sees_inputs)
+        return frozenset(handle.id for handle in own if handle is not None)
 
     # Plan
 

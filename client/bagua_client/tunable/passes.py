@@ -4,6 +4,7 @@ have a backward pass to come."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -60,14 +61,38 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The same, by their places in whatever holds them."""
-    inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        inner = value.items()
-    elif isinstance(value, list | tuple):
-        inner = enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    for key, each in inner:
+    for key, each in _inside(value):
         yield from named_tensors(each, f"{name}.{key}")
+
+
+def _inside(value: Any) -> Iterable[tuple[object, Any]]:
+    """What holds something holds these, by their places."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return ()
+
+
+MOST_LOOKED_AT = 200
+
+
+def elements_in(value: Any) -> float:
+    """How many elements the tensors have in what a forward pass is given; NaN where it has more
+    parts than a look in each step is worth."""
+    found = looked_at = 0
+    waiting: list[Iterable[tuple[object, Any]]] = [[("", value)]]
+    while waiting:
+        for _, each in waiting.pop():
+            looked_at += 1
+            if looked_at > MOST_LOOKED_AT:
+                return math.nan
+            if isinstance(each, torch.Tensor):
+                found += each.numel()
+            else:
+                waiting.append(_inside(each))
+    return found

@@ -27,7 +27,7 @@ from bagua_client.torch_private.wrapper import Unsaved
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.memory import MeasuredMemory, memory_of
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.passes import is_of_training, tensors_in
+from bagua_client.tunable.passes import elements_in, is_of_training
 from bagua_client.tunable.recomputation import Recomputation
 from bagua_client.tunable.tunable import NOBODY, Listener
 
@@ -133,7 +133,13 @@ class ChangedTogether(ABC):
     def report_to(self, listener: Listener) -> None:
         """See :meth:`Tunable.report_to`."""
         self.listener = listener
-        if self._sees_inputs is None and (model := self._model()) is not None:
+
+    def see_inputs(self, sees: bool) -> None:
+        """See :meth:`Tunable.see_inputs`."""
+        if self._sees_inputs is not None and not sees:
+            self._sees_inputs.remove()
+            self._sees_inputs = None
+        elif self._sees_inputs is None and sees and (model := self._model()) is not None:
             begins = Unsaved(self._pass_begins)
             self._sees_inputs = model.register_forward_pre_hook(begins, with_kwargs=True)
 
@@ -141,10 +147,7 @@ class ChangedTogether(ABC):
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         if is_of_training(model) and not is_in_backward():
-            self.observers.call(self._tell_inputs, args, kwargs)
-
-    def _tell_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.listener.given(sum(each.numel() for each in tensors_in((args, kwargs))))
+            self.observers.call(lambda: self.listener.given(elements_in((args, kwargs))))
 
     def watch(self) -> None:
         """See :meth:`Tunable.watch`: the ends of steps are seen anyway."""
@@ -153,9 +156,7 @@ class ChangedTogether(ABC):
     def detach(self) -> None:
         """See :meth:`Tunable.detach`."""
         self.listener = NOBODY
-        if self._sees_inputs is not None:
-            self._sees_inputs.remove()
-            self._sees_inputs = None
+        self.see_inputs(False)
         self.vote_in(self.communicator.group, self.communicator.device)
 
     def leave(self) -> None:

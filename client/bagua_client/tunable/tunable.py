@@ -93,9 +93,9 @@ class Listener(Protocol):
         """A step's communication has ended; all ranks are known to be in the same step."""
         return
 
-    def given(self, elements: int) -> None:
-        """A forward pass for training begins, with so many elements in its inputs. It may only
-        observe."""
+    def given(self, elements: float) -> None:
+        """A forward pass for training begins, with so many elements in its inputs; NaN: that is
+        not known. Only while :meth:`Tunable.see_inputs`; it may only observe."""
         return
 
     def computed(self) -> None:
@@ -259,6 +259,9 @@ class Tunable(Protocol):
     def is_carried_by_torch(self, layout: Layout) -> bool:
         """Whether nothing of ours is in the way of what travels under ``layout``, unless the steps
         are observed in detail; the same on all ranks."""
+
+    def see_inputs(self, sees: bool) -> None:
+        """Tell the listener how much each forward pass for training is given, or no longer."""
 
     def watch(self) -> None:
         """Observe but the ends of steps from now on, as cheaply as that can be."""

@@ -22,6 +22,7 @@ from bagua_client import DistributedDataParallel
 from bagua_client.agent import pace
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.measuring.rank_measurement import BatchComplexity
+from bagua_client.tunable.passes import elements_in
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -92,8 +93,12 @@ MICRO_BATCHES = 12
 """So many that the ranks can report, vote and switch in one step."""
 
 
-def _tune_micro_batches(url: str, slow_bytes: int) -> None:
-    """Each micro-batch takes an hour where buckets have so many bytes."""
+def _tune_micro_batches(url: str, slow_bytes: int, last_step: float = math.inf) -> None:
+    """Each micro-batch takes an hour where buckets have so many bytes.
+
+    Args:
+        last_step: of the optimizer, which is there on.
+    """
     clock = _LateClock()
     variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
     with (
@@ -102,12 +107,22 @@ def _tune_micro_batches(url: str, slow_bytes: int) -> None:
     ):
         model = DistributedDataParallel(torch.nn.Linear(32, 32))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        while model.is_tuning:
+        for step in range(1000):
+            if not model.is_tuning:
+                break
             for _ in range(MICRO_BATCHES):
                 is_slow = model.configuration.bucket_bytes == slow_bytes
                 clock.passed_seconds += HOUR_SECONDS if is_slow else 0.0
                 model(torch.ones(1, 32)).sum().backward()
-            optimizer.step()
+            if step < last_step:
+                optimizer.step()
+        assert not model.is_tuning
+
+
+def test_a_tuning_goes_on_where_the_optimizer_is_not_used_any_more(two_ranks: RankPool) -> None:
+    trials = [{"bucket_bytes": size} for size in (64, 10**6, 64)]
+    with ScriptedService([trials], is_ahead=True) as service:
+        two_ranks.run(_tune_micro_batches, service.url, 0, 9)
 
 
 def test_trials_of_steps_with_several_reductions_have_steps_that_are_wholly_their_own(
@@ -136,6 +151,14 @@ def test_batches_of_a_step_add_up_and_the_next_step_begins_anew() -> None:
     assert complexity.take() is None
     complexity.tell(0)
     assert complexity.take() == 0.0
+
+
+def test_inputs_of_too_many_parts_are_not_looked_at_to_the_end() -> None:
+    endless: list[Any] = [torch.ones(3)]
+    endless.append(endless)
+    many = [[0] * 1000 for _ in range(1000)]
+    assert elements_in(((torch.ones(2, 3), {"a": [torch.ones(4)], "b": None}), {})) == 10
+    assert all(math.isnan(elements_in(each)) for each in (endless, many))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e19])
@@ -181,6 +204,7 @@ def _train(url: str, tells: Callable[[int, int], float | None], passes: int = 1)
             break
     del os.environ["BAGUA_AUTOTUNE"]
     assert not model.is_tuning
+    assert not model.module._forward_pre_hooks
 
 
 def _steps(ranks: RankPool, *arguments: Any) -> list[dict[str, Any]]:
@@ -196,6 +220,17 @@ def test_the_service_is_told_the_largest_of_the_ranks_of_all_batches_of_the_righ
     steps = _steps(two_ranks, _told, 2)
     assert len(steps) >= 2 * STEPS
     assert all(step["complexity"] == 2 * _told(1, step["step"]) for step in steps)
+
+
+def _told_by_rank_0(rank: int, step: int) -> float | None:
+    return None if rank else _told(rank, step)
+
+
+def test_what_only_some_ranks_tell_is_told_to_nobody(two_ranks: RankPool) -> None:
+    """Not even together with what the others' inputs have: that is another unit."""
+    steps = _steps(two_ranks, _told_by_rank_0)
+    assert len(steps) >= 2 * STEPS
+    assert not any("complexity" in step for step in steps)
 
 
 def _told_from(first: int, _: int, step: int) -> float | None:
