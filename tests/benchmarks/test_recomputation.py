@@ -37,6 +37,7 @@ def test_a_small_model_is_tuned_and_swept(tmp_path: Path) -> None:
 
 def test_what_runs_out_of_memory_is_run_without_us_too() -> None:
     spec = {**MODELS["tiny"], "sequences": 2, "way": "wrapper", "compiled": "", "ranks": "single"}
+    spec |= {"micro_batches": 1}
     device = torch.device("cpu")
     with PaperMemory(2**40, 1) as memory:
         assert not stock_runs_out(spec, device, [None, 16])
