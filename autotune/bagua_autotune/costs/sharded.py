@@ -145,7 +145,8 @@ class ShardedModel:
 
     def __init__(self, layouts: Layouts, profiled: Sequence[tuple[Configuration, Profile]]) -> None:
         self._layouts = layouts
-        self._latest: list[Any] = []  # of all that compute for another time
+        # What was asked last, and the answer, for all that :meth:`computing` makes of this one.
+        self._latest: list[Any] = []
         by_configuration: dict[Configuration, list[Profile]] = {}
         for configuration, profile in profiled:
             by_configuration.setdefault(configuration, []).append(profile)
@@ -268,11 +269,11 @@ class ShardedModel:
     def _communications(self, configurations: Sequence[Configuration]) -> Floats:
         """The seconds for which each of them would communicate, one collective after the other."""
         if not self._latest or self._latest[0] is not configurations:
-            self._latest[:] = configurations, self._communicates(configurations)
+            self._latest[:] = configurations, self._found_communications(configurations)
         found: Floats = self._latest[1]
         return found
 
-    def _communicates(self, configurations: Sequence[Configuration]) -> Floats:
+    def _found_communications(self, configurations: Sequence[Configuration]) -> Floats:
         sent = list(map(_sent, configurations))
         # Of thousands of configurations a few hundred differ in what they send.
         different = dict(zip(sent, configurations, strict=True))

@@ -85,11 +85,6 @@ def _told(trial: Trial, steps: Sequence[_Counted]) -> list[correction.Step]:
     return told if len(told) == len(steps) else []
 
 
-def _most_seconds(round_: Round) -> float:
-    """The time that its tuning may take, where the user has said it."""
-    return round_.job.limits.max_seconds or math.inf
-
-
 def _first(round_: Round) -> Trial:
     """The trial of a round that teaches what the complexity does."""
     trials = round_.trials
@@ -175,7 +170,8 @@ class NextStep:
         costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):
             is_first = trial.index == first.index
-            is_short = sum(s.seconds for s in told) < LEARNING_SHARE * _most_seconds(round_)
+            most_seconds = LEARNING_SHARE * (round_.job.limits.max_seconds or math.inf)
+            is_short = sum(step.seconds for step in told) < most_seconds
             if is_first and is_short and correction.is_learning(told):
                 return None
             if learned := _learned(first, steps if is_first else self._steps(round_.job, first)):

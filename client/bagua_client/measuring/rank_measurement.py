@@ -310,7 +310,11 @@ class RankMeasurement:
     def begin_recording(
         self, trial: int, steps: int = PROFILED_STEPS, first: int | None = None
     ) -> None:
-        """Record so many steps of a trial, from the next one on, or this one, in detail."""
+        """Record so many steps of a trial in detail.
+
+        Args:
+            first: the number of the first; None: the next one.
+        """
         self._recorded.add(self._tunable.layout.configuration)
         if self._profiler is not None:
             first = self.step + 1 if first is None else first

@@ -328,7 +328,7 @@ class MeasuredMemory:
         if not blocks:
             return 0
         if self._is_short:
-            return max(self._device.allowed_bytes(), self._device.reachable_bytes())
+            return self._device.allowed_bytes()
         return self._largest_bytes * (1 + blocks.has_varied)
 
     def _limits(self, groups: int) -> tuple[int, int]:

@@ -84,6 +84,8 @@ def test_what_is_predicted_beyond_the_share_is_not_tried() -> None:
     # It fits, but not if it took twice as much as predicted.
     unproven = memory.misfit(layout(kept_units=3))
     assert unproven == Footprint(13 * GIB, 15 * GIB, 15 * GIB)
+    short = Footprint(14 * GIB, 0, 15 * GIB)
+    assert "by default already memory ran out" in why_not_tried([short])
     assert why_not_tried([unproven]).endswith("too far from all that was measured to be tried yet")
 
 
