@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from datetime import timedelta
 from types import MethodType
@@ -51,6 +52,29 @@ def _timed_steps(static_graph: bool) -> list[int]:
         found.append(ddp._get_ddp_logging_data().get("iteration", 0))
         ddp.reconfigure(Configuration(1))
     return found
+
+
+def _end_right_after_a_collective() -> None:
+    group = dist.new_group()
+    ddp = Ours(_model(), process_group=group)
+    _step(ddp)
+    dist.all_reduce(torch.zeros(2), group=group)
+    dist.destroy_process_group(group)
+
+
+def _end_trainings() -> None:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # seconds in which no thread of gloo gets the interpreter by itself
+    try:
+        for _ in range(10):
+            _end_right_after_a_collective()
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def test_a_training_ends_that_returns_right_after_its_last_collective(two_ranks: RankPool) -> None:
+    """Under torch's own class the second or third hangs: pytorch#56297."""
+    two_ranks.run(_end_trainings)
 
 
 @pytest.mark.parametrize("static_graph", [False, True])

@@ -31,6 +31,7 @@ from bagua_client.reducer.offer import (
 )
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.result_line import write_result_line
+from bagua_client.torch_private.groups import free_after
 from bagua_client.torch_private.reducer import (
     DEFAULT_CAPS,
     caps_of,
@@ -353,6 +354,7 @@ def _start(
 ) -> Beginning:
     tunable, name = partial(tunable_of, wrapper), type(wrapper.module).__name__
     group = wrapper.process_group
+    free_after(group, wrapper)
     return Beginning(name, group, refusal, tunable, optimizers, wrapper=wrapper)
 
 
