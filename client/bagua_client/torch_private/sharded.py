@@ -283,7 +283,7 @@ class Unit:
             self.group.__dict__.pop(name, None)
         self._stays = stays if self._kept_as is None else None
         self._defers = defers
-        self._replace_post_backward()
+        self._replace_backward()
         if self._kept_as is not own or self._stays is not None:
             self._hide_what_is_kept(is_training, self._kept_as is not own)
 
@@ -380,21 +380,30 @@ class Unit:
     def tell(self, reduces: Callable[[], object] | None) -> None:
         """Call this before its gradients are reduced; for where no other object may communicate."""
         self._reduces = reduces
-        self._replace_post_backward()
+        self._replace_backward()
 
-    def _replace_post_backward(self) -> None:
+    def _replace_backward(self) -> None:
         """What stays gathered then has its modules show the parameters that the optimizer has, as
         those have the gradients that a training clips."""
         group, reduces, stays, defers = self.group, self._reduces, self._stays, self._defers
+        group.__dict__.pop("pre_backward", None)
         group.__dict__.pop("post_backward", None)
         if reduces is None and stays is None and defers is None:
             return
-        torchs = group.post_backward
+        begins, torchs = group.pre_backward, group.post_backward
 
-        def post_backward(*unused: Any) -> None:
+        def left_to_later() -> str:
             # Where the training itself ends its passes, torch takes no gradients that wait.
             may_wait = group.reduce_grads and not self.is_ended_by_hand
-            later = defers() if defers is not None and may_wait else ""
+            return defers() if defers is not None and may_wait else ""
+
+        def pre_backward(*arguments: Any) -> None:
+            # Since torch 2.15 gradients are made in another dtype where they are not reduced.
+            with _set(group, {"reduce_grads": False} if left_to_later() == "on" else {}):
+                begins(*arguments)
+
+        def post_backward(*unused: Any) -> None:
+            later = left_to_later()
             is_reduced = bool(group.reduce_grads) and later != "on"
             if reduces is not None and is_reduced:
                 reduces()
@@ -409,6 +418,8 @@ class Unit:
                 self._show_own()
             self.leave_unreduced(later == "on")
 
+        if defers is not None:
+            group.pre_backward = pre_backward
         group.post_backward = post_backward
 
     def leave_unreduced(self, waits: bool) -> None:
