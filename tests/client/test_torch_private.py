@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
-from bagua_client.torch_private import compiled
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
+from bagua_client.torch_private.wrapper import frames_compiled, is_compiled, splits_at_buckets
 from tests.ranks import RankPool
 
 
@@ -214,16 +214,16 @@ def test_a_backend_is_recognised_behind_the_wrapper_of_torchs_debug_mode(
 
 def test_the_compilers_own_count_and_setting_are_there() -> None:
     """Torch changes them; what reads them tells nothing where they are gone."""
-    before = compiled.frames_compiled()
+    before = frames_compiled()
     stays, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
     in_place.compile(backend="eager")
     made: nn.Module = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
-    assert [compiled.is_compiled(each) for each in (stays, in_place, made)] == [False, True, True]
+    assert [is_compiled(each) for each in (stays, in_place, made)] == [False, True, True]
     made(torch.ones(1, 2))
-    assert compiled.frames_compiled() > before
-    assert compiled.splits_at_buckets()
+    assert frames_compiled() > before
+    assert splits_at_buckets()
     for off in (False, "no_optimization"):
         with torch._dynamo.config.patch(optimize_ddp=off):
-            assert not compiled.splits_at_buckets()
+            assert not splits_at_buckets()
     with torch._dynamo.config.patch(optimize_ddp="ddp_optimizer"):
-        assert compiled.splits_at_buckets()
+        assert splits_at_buckets()

@@ -26,8 +26,8 @@ from bagua_client.torch_private import merged_units
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
-from bagua_client.tunable.recomputed_blocks import Block
-from bagua_client.zero.buckets import Buckets
+from bagua_client.tunable.recomputation import Block
+from bagua_client.zero import Buckets
 from tests.client.sharded import models as sharded
 from tests.client.zero import models as zero
 from tests.ranks import RankPool

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.costs.layouts import Floats, Integers
 
-# The client sends no smaller parts (its reducer/comm_hook.py).
+# The client sends no smaller parts (its reducer/carrier.py).
 SMALLEST_PART_BYTES = 512 * 1024
 
 

@@ -39,7 +39,7 @@ from bagua_client.agent.pace import Detail, Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
 from bagua_client.communication.agreement import Group, destroy
 from bagua_client.environment import Environment
-from bagua_client.guard.loss_guard import LossGuard
+from bagua_client.guard import LossGuard
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
 from bagua_client.tunable.memory import fullest, why_given_up

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.communication.agreement import Group
-from bagua_client.guard.loss_guard import Losses
+from bagua_client.guard import Losses
 from bagua_client.measuring.clock import StepTime
 from bagua_client.measuring.rank_measurement import Span
 from bagua_client.reporter import GatheredTimes, RankTimes

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import describe_job, device_name
-from bagua_client.checking import fewer_bytes
-from bagua_client.checking.recomputing import Recomputing
+from bagua_client.algorithms.quantized import RANGE_ELEMENTS
 from bagua_client.checking.surroundings import Seen, Surroundings, gather
 from bagua_client.communication.agreement import Group, ranks_in
 from bagua_client.communication.communicator import NOBODY_ELSE
+from bagua_client.compression import BOUNDS_BYTES
 from bagua_client.environment import Environment
+from bagua_client.layout import TensorSpec
+from bagua_client.measuring.clock import clock_for
 from bagua_client.measuring.rank_measurement import Measures, RankMeasurement
+from bagua_client.torch_private.reducer import is_in_backward
+from bagua_client.torch_private.wrapper import called_untraced, is_compiled
 from bagua_client.tunable.looks import NotTuned, together
+from bagua_client.tunable.memory import LARGEST_SHARE, memory_of
 from bagua_client.tunable.tunable import Tunable
 from bagua_wire.profile import BucketTiming, GatherTiming
 
@@ -211,12 +216,12 @@ class Check(Measures):
         _replace(self._path, document)
 
     def _shares(self) -> dict[str, float]:
-        """Return what part of a step's bytes would be left in fewer bits; see fewer_bytes."""
+        """Return what part of a step's bytes would be left in fewer bits; see :func:`shares`."""
         tensors = self._tunable.tensors
         registered = [tensors[index] for index in self._tunable.order]
         gathers = [(gather.tensor, gather.bytes) for gather in self._gathers]
-        sent = fewer_bytes.gradients(tensors) + fewer_bytes.gathered(registered, gathers)
-        return fewer_bytes.shares(sent, self._tunable.offer.kind == "replicated")
+        sent = gradients(tensors) + gathered(registered, gathers)
+        return shares(sent, self._tunable.offer.kind == "replicated")
 
 
 def begin(
@@ -284,3 +289,163 @@ def _replace(path: str, document: object) -> None:
         os.replace(new, path)
     except OSError as error:
         logger.warning("what was measured cannot be written: %s", error)
+
+
+class Recomputing:
+    """What the training's blocks recompute in a step, and what memory there is to keep their
+    activations instead.
+
+    Times the forward passes of the blocks: recomputing is one more. Those of compiled blocks are
+    left alone, as the compiler would follow what times them.
+
+    Args:
+        tunable: of the model.
+    """
+
+    def __init__(self, tunable: Tunable) -> None:
+        self._tunable = tunable
+        self._clock = clock_for(tunable.communicator.device)
+        self._begun: dict[torch.nn.Module, Any] = {}
+        self._passes: list[tuple[Any, Any]] = []
+        self._seconds: float | None = None
+        self._device_memory = memory_of(tunable.communicator.device)
+        blocks = tunable.recomputation.modules
+        # Of some blocks alone nobody knows what all of them take.
+        timed = [] if any(map(is_compiled, blocks)) else blocks
+        observe = tunable.observers.call
+        begins = called_untraced(lambda *given: observe(self._begins, *given))
+        ends = called_untraced(lambda *given: observe(self._ends, *given))
+        self._handles = [
+            handle
+            for block in timed
+            for handle in (
+                block.register_forward_pre_hook(begins),
+                block.register_forward_hook(ends),
+            )
+        ]
+
+    def close(self) -> None:
+        """Time no longer."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._begun.clear()
+
+    def read(self, steps: int) -> None:
+        """So many steps were made since this was called last, and the device has ended them."""
+        passes, self._passes = self._passes, []
+        if passes and steps:
+            total = sum(self._clock.seconds(begin, end) for begin, end in passes)
+            self._seconds = total / steps
+
+    def facts(self) -> dict[str, Any]:
+        """As the file of a check has it; what is not known is None."""
+        recomputation, device = self._tunable.recomputation, self._device_memory
+        found: dict[str, Any] = {
+            "blocks": len(recomputation),
+            "seconds": self._seconds,
+            "kept_bytes": recomputation.kept_bytes(0) if recomputation.is_known else None,
+            "left_alone": self._tunable.offer.recomputed.left_alone,
+        }
+        if device is not None:
+            found["peak_bytes"] = device.taken().peak_bytes
+            found["device_bytes"] = min(device.allowed_bytes(), device.reachable_bytes())
+            found["limit_bytes"] = int(LARGEST_SHARE * found["device_bytes"])
+        return found
+
+    def _begins(self, block: torch.nn.Module, _: Any) -> None:
+        if block.training and not is_in_backward():
+            self._begun[block] = self._clock.mark()
+
+    def _ends(self, block: torch.nn.Module, _: Any, __: Any) -> None:
+        if (begun := self._begun.pop(block, None)) is not None:
+            self._passes.append((begun, self._clock.mark()))
+
+
+# How many bytes a step would send if its numbers travelled in fewer bits, or as rank-1 matrices.
+# What changes the numbers is tuned only where the user lists it; this says what it could be worth.
+
+WORTH = 2
+"""Torch's PowerSGD hook sends a matrix as it is unless that many times fewer numbers would do."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+class Sent(NamedTuple):
+    """Numbers of one dtype that are communicated together in each step.
+
+    Attributes:
+        shape: their sizes; of numbers that have none, how many there are.
+        element_bytes: of one.
+        is_float: else they always travel as they are.
+        is_reduced: they are gradients; else weights that are gathered, whose precision is the
+            training's own.
+    """
+
+    shape: tuple[int, ...]
+    element_bytes: float
+    is_float: bool = True
+    is_reduced: bool = True
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> float:
+        return self.elements * self.element_bytes
+
+
+def gradients(tensors: Sequence[TensorSpec]) -> list[Sent]:
+    """What a step reduces."""
+    return [
+        Sent(each.shape, each.element_bytes, each.dtype.removeprefix("torch.") in FLOATS)
+        for each in tensors
+        if not each.is_sparse
+    ]
+
+
+def gathered(tensors: Sequence[TensorSpec], gathers: Sequence[tuple[int, int]]) -> list[Sent]:
+    """What a step of a sharded model gathers.
+
+    Args:
+        tensors: of its units.
+        gathers: for each, the unit's place among ``tensors``, and how many bytes there were.
+    """
+    found = []
+    for place, size_bytes in gathers:
+        elements = tensors[place].elements
+        found.append(Sent((elements,), size_bytes / max(elements, 1), is_reduced=False))
+    return found
+
+
+def shares(sent: Sequence[Sent], has_shapes: bool) -> dict[str, float]:
+    """Return what part of a step's bytes would be left: with ``bits16``, ``bits8`` and
+    ``powersgd`` of rank 1 (Vogels et al., NeurIPS 2019); without those that would leave all.
+
+    Args:
+        has_shapes: the shapes are those of the weights. PowerSGD needs them, and replicas.
+    """
+    ways: dict[str, Callable[[Sent], float]] = {"bits16": _bits16, "bits8": _bits8}
+    if has_shapes:
+        ways["powersgd"] = _powersgd
+    total = sum(each.bytes for each in sent)
+    found = {way: sum(map(left, sent)) / total for way, left in ways.items()} if total else {}
+    return {way: share for way, share in found.items() if share < 1}
+
+
+def _bits16(sent: Sent) -> float:
+    narrows = sent.is_float and sent.is_reduced
+    return min(sent.bytes, 2.0 * sent.elements) if narrows else sent.bytes
+
+
+def _bits8(sent: Sent) -> float:
+    bounds = BOUNDS_BYTES * math.ceil(sent.elements / RANGE_ELEMENTS)
+    return min(sent.bytes, sent.elements + bounds) if sent.is_float else sent.bytes
+
+
+def _powersgd(sent: Sent) -> float:
+    rows = sent.shape[0] if len(sent.shape) > 1 else 1
+    columns = sent.elements // max(rows, 1)
+    is_worth_it = len(sent.shape) > 1 and (rows + columns) * WORTH < sent.elements
+    if not (sent.is_float and is_worth_it):
+        return sent.bytes
+    return (rows + columns) * sent.element_bytes

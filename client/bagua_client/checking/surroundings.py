@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.communication.communicator import Communicator
-from bagua_client.torch_private import compiled
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.wrapper import frames_compiled, is_compiled, splits_at_buckets
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.tunable import Tunable
 
@@ -62,9 +62,9 @@ class Surroundings:
         self._variables = _variables(os.environ)
         looks = wrapper is not None and torchs.looks_for_unused(wrapper)
         self._passes = PassCount(tunable.parameters, tunable.observers) if looks else None
-        self._is_compiled = wrapper is not None and compiled.is_compiled(wrapper.module)
+        self._is_compiled = wrapper is not None and is_compiled(wrapper.module)
         self._is_replicated = wrapper is not None
-        self._frames = compiled.frames_compiled()
+        self._frames = frames_compiled()
 
     def reduced(self) -> None:
         """A backward pass that communicates has ended."""
@@ -87,11 +87,9 @@ class Surroundings:
         if self._passes is not None:
             seen["passes"] = self._passes.count
             seen["passes_without_all"] = self._passes.without_all
-        if self._is_replicated and compiled.frames_compiled():
-            seen["splits_at_buckets"] = compiled.splits_at_buckets()
-            seen["compiled_before"] = self._is_compiled and 0 < self._frames == (
-                compiled.frames_compiled()
-            )
+        if self._is_replicated and frames_compiled():
+            seen["splits_at_buckets"] = splits_at_buckets()
+            seen["compiled_before"] = self._is_compiled and 0 < self._frames == (frames_compiled())
         return json.dumps(seen, sort_keys=True).encode()
 
 

@@ -42,7 +42,7 @@ from bagua_client.torch_private.reducer import (
 from bagua_client.torch_private.sharded import is_sharded
 from bagua_client.torch_private.wrapper import WithMoments, is_composed, signature_of_wrapper
 from bagua_client.tunable.looks import NotTuned, a_look, seen
-from bagua_client.zero.buckets import is_engine
+from bagua_client.zero import is_engine
 from bagua_wire.knobs import MIB
 
 # What a rank does once it has no more inputs than the others (torch's join).

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.tunable.looks import a_look, seen
-from bagua_client.zero.buckets import is_engine
+from bagua_client.zero import is_engine
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.layout import digest_of
 from bagua_client.sharded.offer import default_of, refusal_of, specs_of
-from bagua_client.sharded.shard_communicator import ShardCommunicator, group_of
+from bagua_client.sharded.traffic import ShardCommunicator, group_of
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced

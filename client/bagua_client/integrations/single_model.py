@@ -26,9 +26,8 @@ from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
-from bagua_client.single.tunable_single import TunableSingle, refusal_of, trains
-from bagua_client.torch_private.compiled import uncompiled
-from bagua_client.torch_private.wrapper import is_composed
+from bagua_client.single import TunableSingle, refusal_of, trains
+from bagua_client.torch_private.wrapper import is_composed, uncompiled
 from bagua_client.tunable.looks import seen, together
 
 logger = logging.getLogger(__name__)

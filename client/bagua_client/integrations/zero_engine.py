@@ -17,9 +17,7 @@ from bagua_client.environment import Environment
 from bagua_client.integrations.start import Beginning
 from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.tunable.looks import a_look, seen, together
-from bagua_client.zero.buckets import Buckets, refusal_of
-from bagua_client.zero.offer import default_of
-from bagua_client.zero.tunable_engine import TunableEngine
+from bagua_client.zero import Buckets, TunableEngine, default_of, refusal_of
 
 Engine = TypeVar("Engine")
 UNCHECKED = "of an engine of DeepSpeed only whole steps are seen, not what they are made of"

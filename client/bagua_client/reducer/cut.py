@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client.reducer.comm_hook import Travel, Watcher, watched
+from bagua_client.reducer.carrier import Travel, Watcher, watched
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.wrapper import parameters_of
 

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
-from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
+from bagua_client.reducer.carrier import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 from bagua_client.torch_private.wrapper import knows_parameters

@@ -21,8 +21,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
-from bagua_client.reducer.carrier import Carrier
-from bagua_client.reducer.comm_hook import Travel, Watcher
+from bagua_client.reducer.carrier import Carrier, Travel, Watcher
 from bagua_client.torch_private.wrapper import called_untraced
 
 # A model's weights as flat tensors, and the moments of a step at which they may travel.

@@ -26,12 +26,11 @@ from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
-from bagua_client.reducer.comm_hook import Mark
+from bagua_client.reducer.carrier import Mark
 from bagua_client.reducer.cut import Cut
 from bagua_client.reducer.kept_layout import KeptLayout
-from bagua_client.reducer.observation import BucketObservation
+from bagua_client.reducer.observation import BucketObservation, ReductionEnds
 from bagua_client.reducer.offer import ReplicatedOffer, configuration_of, refusal_of
-from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from bagua_client.configuration import Configuration
 from bagua_client.layout import TensorSpec
 from bagua_client.sharded.memory import BYTES_OF_16_BITS
-from bagua_client.sharded.micro_batches import MicroBatches
-from bagua_client.sharded.shard_communicator import ShardCommunicator, group_of
+from bagua_client.sharded.settings import MicroBatches
+from bagua_client.sharded.traffic import ShardCommunicator, group_of
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
@@ -222,16 +222,6 @@ def _spec(unit: Unit, family: str) -> TensorSpec:
         device=f"{unit.device.type}#0",
         family=family,
     )
-
-
-def uses_ours(configuration: Configuration, scatters: bool = True) -> bool:
-    """Whether other process groups than torch's, or more of them, carry the units.
-
-    Args:
-        scatters: whether their gradients count, too.
-    """
-    by_node, has_own = configuration.hierarchical != "off", configuration.scatter_group == "own"
-    return by_node or configuration.channels > 1 or (scatters and has_own)
 
 
 @a_look

@@ -25,7 +25,6 @@ from bagua_client.algorithms.declared import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory
-from bagua_client.sharded.micro_batches import STEPS_IN_BACKWARD, MicroBatches
 from bagua_client.sharded.offer import (
     NOT_SEEN,
     WHOLE,
@@ -33,11 +32,9 @@ from bagua_client.sharded.offer import (
     default_of,
     refusal_of,
     specs_of,
-    uses_ours,
 )
-from bagua_client.sharded.settings import UnitSettings, parts_of
-from bagua_client.sharded.shard_communicator import ShardCommunicator
-from bagua_client.sharded.traffic import Traffic
+from bagua_client.sharded.settings import STEPS_IN_BACKWARD, MicroBatches, UnitSettings, parts_of
+from bagua_client.sharded.traffic import ShardCommunicator, Traffic, uses_ours
 from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.optimizer import step_is_compiled
 from bagua_client.torch_private.reducer import is_in_backward

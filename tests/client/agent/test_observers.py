@@ -22,7 +22,7 @@ from bagua_client.agent import correspondence
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
-from bagua_client.guard.loss_guard import LossGuard
+from bagua_client.guard import LossGuard
 from bagua_client.measuring.clock import CpuClock, StepTimer
 from bagua_client.measuring.profiler import Profiler, Recording
 from bagua_client.measuring.rank_measurement import BatchComplexity, RankMeasurement, StepBoundary

@@ -17,7 +17,7 @@ from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.environment import Environment
 from bagua_client.integrations import distributed_data_parallel, sharded_model
 from bagua_client.integrations.single_model import tunable_of
-from tests.client.single.models import BLOCKS, WIDTH, Model, Training
+from tests.client.test_single import BLOCKS, WIDTH, Model, Training
 from tests.ranks import RankPool
 
 REASON = f"{NOBODY_ELSE}; {job.NO_BLOCKS}"

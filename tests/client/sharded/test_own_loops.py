@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded import micro_batches
+from bagua_client.sharded import settings
 from tests.client.sharded.models import MERGES
 from tests.ranks import RankPool
 
@@ -317,7 +317,7 @@ def _unlike_others() -> tuple[bool, str]:
     """Whether all is known of a model whose weights cannot be looked at; why nothing is kept."""
     model: Any = bagua_client.tune(sharded())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mock.patch.object(micro_batches, "checksums", side_effect=NotImplementedError):
+    with mock.patch.object(settings, "checksums", side_effect=NotImplementedError):
         for step in range(5):
             for _ in range(2):
                 loss_of(model, step).backward()

@@ -1,1 +1,0 @@
-"""Models that a process trains by itself."""

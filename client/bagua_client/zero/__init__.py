@@ -1,1 +1,0 @@
-"""An engine of DeepSpeed (ZeRO), as something whose configuration may change."""
