@@ -14,10 +14,10 @@ from typing import Any
 
 from flask import Flask
 
-from bagua_autotune.api import admission, errors, health, page, teams, v2
+from bagua_autotune.api import admission, errors, unguarded, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.metrics.siblings import Siblings
+from bagua_autotune.metrics.exposition import Siblings
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
@@ -39,16 +39,16 @@ def create_app(
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
     summaries = Summaries(store)
-    metrics = Metrics(store, summaries, siblings, settings.teams)
+    metrics = Metrics(store, summaries, siblings, [team.name for team in settings.teams])
     app.extensions[Metrics.__name__] = metrics
     tuner = Tuner(store, settings.searcher, [*listeners, metrics], background=Pool())
     overviews = Overviews(store, settings.searcher, tuner.knowledge, summaries, tuner.is_deciding)
     errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     admission.install(app, settings)
-    teams.install(app, store)
-    app.register_blueprint(health.blueprint(store, metrics))
-    app.register_blueprint(page.blueprint())
+    admission.install_teams(app, store)
+    app.register_blueprint(unguarded.health(store, metrics))
+    app.register_blueprint(unguarded.page())
     app.register_blueprint(v2.blueprint(tuner, overviews))
     _add_protocols(app, tuner, settings)
     return app

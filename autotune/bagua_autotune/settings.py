@@ -1,14 +1,15 @@
-"""The service's settings, from the environment and the command line.
+"""The service's settings, from the environment and the command line, and its teams.
 
 Bagua's variables keep their names and defaults.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -16,15 +17,54 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
-from bagua_autotune.model.job import Limits
-from bagua_autotune.model.team import TEAMS, Team, digest_of
+from bagua_autotune.model.job import Limits, TeamName
 from bagua_autotune.store.engine.location import default_url, is_in_memory, parse
 from bagua_wire.limits import MOST_SAMPLES, SAMPLES
+
+
+class Team(BaseModel):
+    """An entry of the file of teams: its token reaches its own jobs only. It has either the token,
+    or its SHA-256 in hexadecimal.
+
+    ``most_jobs``: how many jobs it may have that have not ended; None: any number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: TeamName
+    token: SecretStr | None = Field(default=None, min_length=1)
+    token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    most_jobs: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_one_token(self) -> Team:
+        if (self.token is None) == (self.token_sha256 is None):
+            raise ValueError("needs either a token or a token_sha256")
+        if self.digest == digest_of(b""):
+            raise ValueError("token_sha256 is that of an empty token, which everybody has")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of its token."""
+        if self.token is None:
+            return bytes.fromhex(self.token_sha256 or "")
+        return digest_of(self.token.get_secret_value().encode())
+
+
+TEAMS = TypeAdapter(tuple[Team, ...])
+
+
+def digest_of(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     CONTACT_SECONDS,
     OVER,
@@ -26,12 +25,12 @@ from bagua_autotune.model.job import (
     Limits,
     Observation,
     Result,
+    RunsSpec,
     Trial,
 )
 from bagua_autotune.model.reasons import RUN_FAILED
-from bagua_autotune.model.runs import RunsSpec
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import describe_count
+from bagua_autotune.model.text import clean, describe_count
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
 from bagua_autotune.store.trials import Move

@@ -9,11 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from bagua_autotune.deciding.result import Bill
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Result
 from bagua_autotune.model.reasons import NOTHING_FASTER, OTHER_CODE, REASON_CODES, WINNER_CODE
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.model.text import describe_seconds, describe_speedup
+from bagua_autotune.model.text import clean, describe_seconds, describe_speedup
 from bagua_runs.outcomes import Measure, Outcome, Run, costs_of
 from bagua_runs.places import FileKey, Start
 from bagua_runs.search import SystemSearch, Verdict

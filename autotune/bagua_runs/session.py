@@ -18,8 +18,8 @@ import click
 
 from bagua_autotune.cli.output import say_beside
 from bagua_autotune.cli.reader import database_url
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import LONGEST_NAME, Limits
+from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_runs.asked import Asked, Options, asked_settings, searched

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import INTERRUPTED, say_beside
-from bagua_autotune.model.characters import visible
+from bagua_autotune.model.text import visible
 from bagua_runs.asked import ALLOWANCES
 from bagua_runs.job import Interrupted, Job, stopping
 from bagua_runs.outcomes import Outcome

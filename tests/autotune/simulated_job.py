@@ -11,7 +11,7 @@ import numpy as np
 
 from bagua_autotune.model.job import Event, JobSpec, Observation
 from bagua_autotune.model.knobs import SPACE, Domain
-from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.received import Memory
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner

@@ -27,16 +27,7 @@ LAYERS = {
     "views": {"tuning", "deciding", "earlier", "measuring", "search", "costs", "model", "store"},
     "metrics": {"views", "tuning", "measuring", "model", "store"},
     "api": {"views", "metrics", "tuning", "earlier", "model", "store", "settings"},
-    "cli": {
-        "views",
-        "api",
-        "search",
-        "model",
-        "store",
-        "settings",
-        "server",
-        "processes",
-    },
+    "cli": {"views", "search", "model", "store", "settings", "server"},
 }
 WRITER = "tuning.tuner"
 MAY_WRITE = ("tuning", "api")
@@ -111,7 +102,7 @@ def test_every_folder_has_its_place() -> None:
             "bagua_autotune.cli",
             {"skopt", "scipy", "numpy", "sqlalchemy", "pydantic", "flask"},
         ),
-        ("bagua_autotune.cli.service_reader", {"skopt", "scipy", "flask"}),
+        ("bagua_autotune.cli.reader", {"skopt", "scipy", "flask"}),
     ],
 )
 def test_what_takes_long_to_import_waits_until_it_is_needed(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from bagua_autotune.metrics.siblings import Counts, Siblings, listeners
+from bagua_autotune.metrics.exposition import Counts, Siblings, listeners
 from tests.autotune.metrics.scraping import of, parsed
 from tests.autotune.server import PATIENCE_SECONDS, ServeProcess, tuning
 from tests.autotune.support import Ranks

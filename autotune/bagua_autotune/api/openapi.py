@@ -13,8 +13,8 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.earlier.copies import Copy
-from bagua_autotune.model.characters import JOB_ID
 from bagua_autotune.model.received import TrialProfile
+from bagua_autotune.model.text import JOB_ID
 from bagua_autotune.store.maintenance.retention import Deleted, Pruned
 
 Mode = Literal["validation", "serialization"]

@@ -9,13 +9,12 @@ from flask import Blueprint, Response, abort, request
 from pydantic import BaseModel
 
 from bagua_autotune import views
+from bagua_autotune.api.admission import team_name
 from bagua_autotune.api.errors import failure, query_number
-from bagua_autotune.api.export import job_json, trials_csv
 from bagua_autotune.api.openapi import document
-from bagua_autotune.api.teams import team_name
-from bagua_autotune.model.characters import JOB_ID
 from bagua_autotune.model.job import LONGEST_NAME
-from bagua_autotune.views.lists import MOST_LISTED
+from bagua_autotune.model.text import JOB_ID
+from bagua_autotune.views.lists import MOST_LISTED, job_json, trials_csv
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
 JOBS_LISTED = 100

@@ -15,7 +15,6 @@ from pydantic import (
 )
 
 from bagua_autotune.earlier.copies import MOST_JOBS
-from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.job import (
     MOST_KNOBS,
     MOST_RANKS,
@@ -25,7 +24,8 @@ from bagua_autotune.model.job import (
     count_combinations,
 )
 from bagua_autotune.model.knobs import MANY_TENSORS, SPACE
-from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.received import Memory
+from bagua_autotune.model.text import without_nul
 from bagua_autotune.model.view import View
 from bagua_wire.knobs import EDGE_KNOBS
 from bagua_wire.messages import ToldKind

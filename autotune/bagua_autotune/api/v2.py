@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import reading, reports
+from bagua_autotune.api.admission import check_quota, team_name
 from bagua_autotune.api.bodies import parse, parse_both
 from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.reading import answer
-from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
-from bagua_autotune.model.characters import JOB_ID
 from bagua_autotune.model.job import RUNS, Event, Observation
 from bagua_autotune.model.received import TrialProfile
+from bagua_autotune.model.text import JOB_ID
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
 from bagua_autotune.store.maintenance import retention

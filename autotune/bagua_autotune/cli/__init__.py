@@ -1,4 +1,4 @@
-"""The command ``bagua-autotune``: one module for each of its commands, imported when it runs.
+"""The command ``bagua-autotune``: whose commands are imported when they run.
 
 Packages that the service does not need hang in by entry points: those of the group
 ``bagua_autotune.commands`` name a click command each, those of ``bagua_autotune.formats`` what
@@ -28,7 +28,10 @@ COMMANDS = {
     "restore": "Put FILE, a copy that backup made, in the place of the SQLite database.",
     "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
-MODULES = dict.fromkeys(("backup", "restore", "doctor"), "maintenance")
+MODULES = {
+    **{"jobs": "show", "prune": "delete"},
+    **dict.fromkeys(("backup", "restore", "doctor"), "maintenance"),
+}
 """The other commands have modules of their names."""
 OF_OUR_PACKAGES = {
     "check": "Say how much faster COMMAND could train, at most and likely, if it were tuned.",

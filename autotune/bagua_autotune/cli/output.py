@@ -17,8 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bagua_autotune.model.characters import clean
-from bagua_autotune.model.text import describe_speedup
+from bagua_autotune.model.text import clean, describe_speedup
 
 if TYPE_CHECKING:
     from bagua_autotune.views import Figures

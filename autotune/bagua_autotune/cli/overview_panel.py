@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bagua_autotune.cli.output import speedup_words
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CONTACT_SECONDS, RUNS
-from bagua_autotune.model.text import describe_count, describe_left, describe_seconds
+from bagua_autotune.model.text import clean, describe_count, describe_left, describe_seconds
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 from bagua_wire.messages import BEING_TUNED
 from bagua_wire.words import describe

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from bagua_autotune.model.algorithms import KNOWN, OTHER, Algorithm, choices
-from bagua_autotune.model.knobs import Categorical, Space
+from bagua_autotune.model.knobs import KNOWN, OTHER, Algorithm, Categorical, Space, choices
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.knobs import USUAL_ALGORITHM
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Kind
 from bagua_autotune.costs.layouts import Floats
-from bagua_autotune.model.algorithms import KNOWN
+from bagua_autotune.model.knobs import KNOWN
 from bagua_wire.configuration import Value
 from bagua_wire.knobs import ALGORITHM_KNOB
 

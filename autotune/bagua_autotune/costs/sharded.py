@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.costs.layouts import Floats, Layouts
 from bagua_autotune.costs.parameters import BEND
-from bagua_autotune.model.algorithms import algorithm_of
+from bagua_autotune.model.knobs import algorithm_of
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Cutting
 from bagua_wire.knobs import (

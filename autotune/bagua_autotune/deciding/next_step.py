@@ -22,9 +22,8 @@ from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_
 from bagua_autotune.measuring.standing import best, lowest, standing
 from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
-from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.model.knobs import numbers_changed
+from bagua_autotune.model.knobs import algorithm_of, numbers_changed
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store

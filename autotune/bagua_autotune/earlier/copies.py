@@ -16,7 +16,6 @@ from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.earlier.heritage import MOST_ALIKE, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.objective import LARGEST_SPEED
-from bagua_autotune.model.characters import JOB_ID, without_nul
 from bagua_autotune.model.job import (
     MOST_TENSORS,
     Earlier,
@@ -30,8 +29,8 @@ from bagua_autotune.model.job import (
     TrialState,
 )
 from bagua_autotune.model.knobs import Given
-from bagua_autotune.model.memory import Memory
-from bagua_autotune.model.received import ReceivedTensor
+from bagua_autotune.model.received import Memory, ReceivedTensor
+from bagua_autotune.model.text import JOB_ID, without_nul
 from bagua_autotune.store import Store
 from bagua_autotune.store.lives import Place
 from bagua_autotune.store.rows import estimate_columns, estimate_record, result_column

@@ -15,7 +15,6 @@ from bagua_autotune.earlier.restart import fits, left_by
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_configuration
 from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec, Trial
-from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     NOT_SHOWN,
@@ -25,6 +24,7 @@ from bagua_autotune.model.reasons import (
     WINNER_CODE,
     did_lasting_harm,
 )
+from bagua_autotune.model.received import Memory
 from bagua_autotune.store import Store
 
 # The newest of a name and model; a life may be as short as a trial.

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from bagua_autotune.measuring.objective import OBJECTIVES
-from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.model.knobs import Categorical
+from bagua_autotune.model.knobs import Categorical, algorithm_of
 from bagua_autotune.model.statistics import estimate
 from bagua_wire.knobs import ALGORITHM_KNOB, KNOBS
 

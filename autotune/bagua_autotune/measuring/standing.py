@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bagua_autotune.measuring.comparison import Comparison
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.memory import Memory, fullest
+from bagua_autotune.model.received import Memory, fullest
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
 from bagua_wire.configuration import Configuration
 

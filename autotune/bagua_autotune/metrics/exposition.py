@@ -1,18 +1,25 @@
 """The whole of ``/metrics``: what the service counts, and the jobs of its store.
 
 One process, one registry of its own: the client library's multi-process mode is not used, and
-nothing is registered globally. Of several processes each shows what all count (see siblings).
+nothing is registered globally. Of several processes each tells the others its counts over a socket
+of its own, as a scrape reaches any one of them. All that it counts has the label ``process``, its
+number: so each series belongs to one process and begins at 0 with it, as those of a replica do, and
+nothing is counted twice.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
+import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 
 from flask import Flask, Response, g, request
 from prometheus_client import (
@@ -31,18 +38,96 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune import __version__
 from bagua_autotune.metrics import text
-from bagua_autotune.metrics.jobs import Jobs
-from bagua_autotune.metrics.siblings import Counts, Siblings
-from bagua_autotune.metrics.steps import StepHistograms
+from bagua_autotune.metrics.jobs import Jobs, StepHistograms
 from bagua_autotune.model import reasons
 from bagua_autotune.model.job import Job, Observation, Result
-from bagua_autotune.model.team import Team
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import is_in_memory
 from bagua_autotune.store.engine.postgresql import SIZE
 from bagua_autotune.store.errors import NoAnswer
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.views import Summaries
+
+logger = logging.getLogger(__name__)
+
+# Of another process that stands still: a scrape then goes without its counts.
+PATIENCE_SECONDS = 1.0
+CHUNK_BYTES = 2**16
+
+
+class Counts(NamedTuple):
+    """What one process counts, as text: of each of its families, and of the steps of each job."""
+
+    families: Sequence[bytes]
+    steps: Mapping[str, bytes]
+
+
+class Siblings:
+    """The processes of a service, as one of them sees them.
+
+    Args:
+        number: of this one.
+        sockets: on which each of them tells its counts, see ``listeners``.
+    """
+
+    def __init__(self, number: int, sockets: Sequence[socket.socket]) -> None:
+        self.number = number
+        self._sockets = sockets
+
+    def tell(self, counts: Callable[[], Counts]) -> None:
+        """Begin to tell the others what this process counts, in a thread that ends with it."""
+        threading.Thread(target=self._tell, args=[counts], daemon=True).start()
+
+    def ask(self) -> list[Counts]:
+        """What the others count; without those that do not answer."""
+        found = []
+        for number, listener in enumerate(self._sockets):
+            if number != self.number:
+                try:
+                    found.append(_receive(listener))
+                except OSError as error:
+                    logger.warning("the metrics are without process %d: %s", number, error)
+        return found
+
+    def _tell(self, counts: Callable[[], Counts]) -> None:
+        while True:
+            asking, _ = self._sockets[self.number].accept()
+            with asking, suppress(OSError):  # it waited too long
+                asking.settimeout(PATIENCE_SECONDS)
+                asking.sendall(_as_json(counts()))
+
+
+def listeners(count: int) -> list[socket.socket]:
+    """Sockets for so many processes, in no folder; only Linux has such."""
+    found = []
+    for _ in range(count):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")
+        listener.listen()
+        found.append(listener)
+    return found
+
+
+def _receive(listener: socket.socket) -> Counts:
+    parts = []
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(PATIENCE_SECONDS)
+        asking.connect(listener.getsockname())
+        while part := asking.recv(CHUNK_BYTES):
+            parts.append(part)
+    if not parts:
+        raise ConnectionError("it ended")
+    families, steps = json.loads(b"".join(parts))
+    return Counts(
+        [samples.encode() for samples in families],
+        {job_id: samples.encode() for job_id, samples in steps.items()},
+    )
+
+
+def _as_json(counts: Counts) -> bytes:
+    steps = {job_id: samples.decode() for job_id, samples in counts.steps.items()}
+    return json.dumps([[samples.decode() for samples in counts.families], steps]).encode()
+
 
 # Of jobs without a team that is in the file of teams: names of others must not become labels.
 NOBODY = "none"
@@ -163,8 +248,6 @@ class ServiceMetrics:
             return response
 
 
-logger = logging.getLogger(__name__)
-
 # A second series for each counter, which Prometheus' text format has no use for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -174,7 +257,7 @@ class Metrics(TunerListener):
 
     Args:
         siblings: the processes of this service; None: there is only this one.
-        teams: those whose jobs are counted.
+        teams: the names of those whose jobs are counted.
     """
 
     def __init__(
@@ -182,7 +265,7 @@ class Metrics(TunerListener):
         store: Store,
         summaries: Summaries,
         siblings: Siblings | None = None,
-        teams: Sequence[Team] = (),
+        teams: Sequence[str] = (),
     ) -> None:
         self._store, self._teams = store, teams
         label = b'process="%d"' % siblings.number if siblings else b""
@@ -239,7 +322,7 @@ def label_of(error: SQLAlchemyError) -> str:
     return "statement" if isinstance(error, DBAPIError) else reasons.OTHER_CODE
 
 
-def _database_families(store: Store, teams: Sequence[Team]) -> list[Metric]:
+def _database_families(store: Store, teams: Sequence[str]) -> list[Metric]:
     """The room that the database takes and has, and whose jobs run: always the same families in
     the same order. Raises SQLAlchemyError if the store failed."""
     size = GaugeMetricFamily(
@@ -263,7 +346,7 @@ def _database_families(store: Store, teams: Sequence[Team]) -> list[Metric]:
         size.add_metric([], sum(_bytes(each) for each in file.parent.glob(f"{file.name}*")))
         with suppress(OSError):
             free.add_metric([], shutil.disk_usage(file.parent).free)
-    counts = dict.fromkeys((NOBODY, *(team.name for team in teams)), 0)
+    counts = dict.fromkeys((NOBODY, *teams), 0)
     for name, count in store.jobs.count_running().items():
         counts[name if name and name in counts else NOBODY] += count
     for name, count in counts.items():

@@ -1,23 +1,111 @@
 """The jobs' part of ``/metrics``: each job's text is made once per revision, and kept.
 
 A scrape reads one short row of each job that was heard of lately; what did not change since it was
-last summed up, for a scrape or for a list, is not read again.
+last summed up, for a scrape or for a list, is not read again. The steps that this process was told
+of are counted in a histogram for each job that is shown.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
-from bagua_autotune.metrics import families, steps, text
-from bagua_autotune.model.job import SILENT_SECONDS
+from prometheus_client import Histogram
+from prometheus_client.core import Metric
+
+from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.metrics import families, text
+from bagua_autotune.model.job import SILENT_SECONDS, Job, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact, read_each
 from bagua_autotune.views import Summaries
 from bagua_wire.messages import BEING_TUNED
+
+NAME = "bagua_autotune_step_seconds"
+HELP = "Step time of the slowest rank, of the steps reported to this process."
+# Few: a job's share of the exposition is mostly these.
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# A service that nobody scrapes forgets the jobs it heard of longest ago.
+MOST_JOBS = 5000
+
+
+class _Steps:
+    def __init__(self, job_name: str, label: bytes) -> None:
+        self._template = text.Template([_family(job_name)])
+        self._label = label
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+        self._samples: bytes | None = None
+
+    def add(self, seconds: float) -> None:
+        self._samples = None
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+    def samples(self) -> bytes:
+        if self._samples is None:
+            up_to = list(accumulate(self.counts))
+            (samples,) = self._template.fill([*up_to, up_to[-1], self.seconds])
+            self._samples = text.labelled(samples, self._label)
+        return self._samples
+
+
+class StepHistograms:
+    """Histograms by job id, so that a new job of the same name begins anew. Thread-safe.
+
+    Args:
+        label: of all samples; none if empty.
+    """
+
+    def __init__(self, label: bytes = b"") -> None:
+        self._label = label
+        self._jobs: OrderedDict[str, _Steps] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def observe(self, job: Job, observations: Sequence[Observation]) -> None:
+        """Count the steps of a job; none under a protocol without step times."""
+        objective = OBJECTIVES[job.protocol]
+        found = [objective.seconds(objective.cost(each.values)) for each in observations]
+        seconds = [value for value in found if value is not None]
+        if not seconds:
+            return
+        with self._guard:
+            if job.id not in self._jobs:
+                self._jobs[job.id] = _Steps(job.name, self._label)
+            for value in seconds:
+                self._jobs[job.id].add(value)
+            self._jobs.move_to_end(job.id)
+            if len(self._jobs) > MOST_JOBS:
+                self._jobs.popitem(last=False)
+
+    def samples(self, job_ids: Iterable[str]) -> dict[str, bytes]:
+        """The jobs' histograms as text, as they are now."""
+        with self._guard:
+            known = [job_id for job_id in job_ids if job_id in self._jobs]
+            return {job_id: self._jobs[job_id].samples() for job_id in known}
+
+    def job_ids(self) -> set[str]:
+        with self._guard:
+            return set(self._jobs)
+
+    def forget(self, job_ids: Collection[str]) -> None:
+        with self._guard:
+            for job_id in job_ids:
+                self._jobs.pop(job_id, None)
+
+
+def _family(job_name: str) -> Metric:
+    """The family of a job without steps."""
+    empty = Histogram(NAME, HELP, [families.JOB], buckets=BUCKETS, registry=None)
+    empty.labels(job_name)
+    return next(iter(empty.collect()))
+
 
 # How long a job is shown after its last word: if it ended; and once it is tuned, from when on it
 # says nothing. One that is being tuned, or lost, is shown for an hour of silence.
@@ -60,7 +148,7 @@ class Jobs:
         self,
         store: Store,
         summaries: Summaries,
-        steps: steps.StepHistograms,
+        steps: StepHistograms,
         clock: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,7 +192,7 @@ class Jobs:
         return (
             text.join(STATE_HEADERS, told)
             + text.join(HEADERS, pieces)
-            + text.join(steps.HEADER, counted_steps)
+            + text.join(STEP_HEADERS, counted_steps)
         )
 
     def _shown(self) -> list[Contact]:
@@ -167,3 +255,4 @@ def is_shown(contact: Contact, now: float) -> bool:
 # The same of every job, and there without any.
 STATE_HEADERS = text.headers(families.state_families(None))
 HEADERS = text.headers(families.job_families(None))
+STEP_HEADERS = text.headers([_family("")])

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from bagua_autotune.model.algorithms import choices
-from bagua_autotune.model.characters import printable, visible
 from bagua_autotune.model.knobs import (
     Categorical,
     ConfigurationField,
@@ -21,11 +19,11 @@ from bagua_autotune.model.knobs import (
     Partition,
     Space,
     check_configuration,
+    choices,
 )
-from bagua_autotune.model.memory import Memory
-from bagua_autotune.model.received import ReceivedTensor
+from bagua_autotune.model.received import Memory, ReceivedTensor
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.team import TeamName
+from bagua_autotune.model.text import printable, visible
 from bagua_autotune.model.view import Moment
 from bagua_wire import limits
 from bagua_wire.configuration import Configuration, Value
@@ -64,6 +62,7 @@ LONGEST_NAME = 200
 ShortText = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(printable)]
 JobName = Annotated[ShortText, AfterValidator(visible)]
 Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(printable)]
+TeamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
@@ -398,3 +397,29 @@ class Event:
     message: str = ""
     seconds: float | None = None
     at: Moment = 0.0
+
+
+MOST_SETTINGS = 1000
+# Such as ds_config.json:zero_optimization.reduce_bucket_size, with the path of the file.
+LONGEST_SETTING = 4096
+SettingName = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_SETTING), AfterValidator(printable)
+]
+
+
+class RunsSpec(JobSpec):
+    """A search with whole runs (``bagua-autotune system``): a job without tensors, whose knobs are
+    settings of a command, by the names that the command line has for them. Nothing of it comes from
+    a request."""
+
+    tensors: tuple[ReceivedTensor, ...] = ()
+    knobs: dict[SettingName, Knob] = Field(min_length=1, max_length=MOST_SETTINGS)
+    default_configuration: dict[SettingName, Given] = Field(max_length=MOST_SETTINGS)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunsSpec:
+        for name, domain in self.knobs.items():
+            if not isinstance(domain, Categorical):
+                raise ValueError(f"knobs: {name} must be a categorical")
+        check_configuration(self.default_configuration, self.knobs)
+        return self

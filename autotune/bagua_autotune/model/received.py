@@ -1,7 +1,8 @@
-"""Tensors and profiled steps as somebody may send them: the bounds of their fields."""
+"""Tensors, profiled steps and memory as somebody may send them: the bounds of their fields."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -15,8 +16,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.knobs import MOST_BUCKETS, Number
+from bagua_autotune.model.text import without_nul
 from bagua_wire.cutting import Tensor
 from bagua_wire.profile import BucketTiming, GatherTiming, Profile
 
@@ -86,3 +87,40 @@ class TrialProfile(BaseModel):
     @property
     def profile(self) -> Profile:
         return Profile(**{name: value for name, value in self if name != "trial"})
+
+
+Bytes = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Memory(BaseModel):
+    """What a configuration takes on the ranks' devices: of the one that is the fullest, at its
+    peak.
+
+    Attributes:
+        peak_bytes: what the configuration takes, or would take.
+        limit_bytes: what it may take.
+        device_bytes: what there is for the rank.
+        is_predicted: it was not tried.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    peak_bytes: Bytes
+    limit_bytes: Bytes
+    device_bytes: Annotated[Bytes, Field(ge=1)]
+    is_predicted: bool = False
+
+    @property
+    def share(self) -> float:
+        """Of what there is for the rank."""
+        return self.peak_bytes / self.device_bytes
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it would fit by what is predicted, but is too far from all that was measured."""
+        return self.is_predicted and self.peak_bytes <= self.limit_bytes
+
+
+def fullest(found: Iterable[Memory | None]) -> Memory | None:
+    """The one of the highest share; None without any."""
+    return max(filter(None, found), key=lambda memory: memory.share, default=None)

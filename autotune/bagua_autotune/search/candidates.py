@@ -14,8 +14,15 @@ import numpy as np
 
 from bagua_autotune.costs import CostModel, Kind, Layouts
 from bagua_autotune.costs.timeline import parts
-from bagua_autotune.model.algorithms import algorithm_of, choices
-from bagua_autotune.model.knobs import MANY_TENSORS, Categorical, Domain, LogInteger, Space
+from bagua_autotune.model.knobs import (
+    MANY_TENSORS,
+    Categorical,
+    Domain,
+    LogInteger,
+    Space,
+    algorithm_of,
+    choices,
+)
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import SMALLEST_STRIPE_BYTES, Tensor
 from bagua_wire.knobs import (

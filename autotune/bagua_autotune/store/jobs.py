@@ -229,7 +229,7 @@ class StoredJobs:
         return self.contact_and_claim(job_id)[0]
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
-        """The job's contact, and until when a replica has claimed it (see claims), in one query."""
+        """The job's contact, and until when a replica has claimed it (see Claims), in one query."""
         *contact, until = the_row(self._database.read(CONTACT_AND_CLAIM, job_id=job_id), job_id)
         return Contact._make(contact), until
 

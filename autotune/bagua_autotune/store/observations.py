@@ -10,7 +10,7 @@ from sqlalchemy import JSON, bindparam, case, column, func, insert, select, tupl
 from sqlalchemy import cast as sql_cast
 
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.model.memory import Memory, fullest
+from bagua_autotune.model.received import Memory, fullest
 from bagua_autotune.store import rows
 from bagua_autotune.store.engine.database import Database, Run
 from bagua_autotune.store.engine.tables import JobRow, ObservationRow, TrialRow

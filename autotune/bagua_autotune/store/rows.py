@@ -24,10 +24,19 @@ from sqlalchemy import ColumnElement, Executable, Text, Update, bindparam, selec
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert  # its ON CONFLICT is SQLite's, too
 
-from bagua_autotune.model.job import RUNS, Inherited, Job, JobSpec, Limits, Result, Saved, Trial
+from bagua_autotune.model.job import (
+    RUNS,
+    Inherited,
+    Job,
+    JobSpec,
+    Limits,
+    Result,
+    RunsSpec,
+    Saved,
+    Trial,
+)
 from bagua_autotune.model.knobs import SPACE
-from bagua_autotune.model.memory import Memory
-from bagua_autotune.model.runs import RunsSpec
+from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.engine.database import Database, Run
 from bagua_autotune.store.engine.tables import Base, JobRow, TrialRow

@@ -16,10 +16,8 @@ from typing import NamedTuple, Protocol
 
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import RUNS, Event, Job, Trial
 from bagua_autotune.model.knobs import repeats_change
-from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     GIVING_UP,
@@ -28,7 +26,9 @@ from bagua_autotune.model.reasons import (
     NO_REASON,
     failure_code,
 )
+from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.trials import Move

@@ -22,7 +22,6 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, with_ceiling
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     CONTACT_SECONDS,
     Api,
@@ -33,13 +32,14 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
-from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
+from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate, estimate
+from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store
-from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import Contact
+from bagua_autotune.store.trials import is_in_force
 from bagua_autotune.tuning.background import (
     Ahead,
     AtOnce,

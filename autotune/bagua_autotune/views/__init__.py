@@ -10,7 +10,6 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.views.curve import Curve
-from bagua_autotune.views.layouts import JobBuckets
 from bagua_autotune.views.lists import (
     EventList,
     JobDetail,
@@ -18,7 +17,9 @@ from bagua_autotune.views.lists import (
     ObservationView,
     Page,
     ProfileList,
+    ShownTrial,
     TrialList,
+    TrialView,
     WrongPage,
     all_pages,
     event_list,
@@ -29,12 +30,10 @@ from bagua_autotune.views.lists import (
     profile_list,
     trial_list,
 )
-from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
+from bagua_autotune.views.overviews import JobBuckets, JobList, JobOverview, Overviews
 from bagua_autotune.views.speedup import Figures
 from bagua_autotune.views.steps import StepSeries
-from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
-from bagua_autotune.views.training_lives import Life, name_life
-from bagua_autotune.views.trials import ShownTrial, TrialView
+from bagua_autotune.views.summary import JobSum, JobSummary, Life, Summaries, name_life
 
 __all__ = [
     "Curve",

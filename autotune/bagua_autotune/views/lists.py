@@ -1,20 +1,130 @@
-"""What is stored of a job: in full, and its lists in pages."""
+"""What is stored of a job: in full, its lists in pages, and for other tools as CSV and JSON."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
+from pydantic import TypeAdapter
+
+from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.measuring.rounds import Round, read_ceilings, with_ceiling
-from bagua_autotune.model.job import Api, Event, Limits
+from bagua_autotune.measuring.standing import best_trial
+from bagua_autotune.model import job as records
+from bagua_autotune.model.job import Api, Event, Job, Limits, Purpose, TrialState
 from bagua_autotune.model.knobs import ConfigurationField, Knob
 from bagua_autotune.model.received import TrialProfile
+from bagua_autotune.model.text import clean
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState, job_state
-from bagua_autotune.views.trials import TrialView, trial_views
+from bagua_autotune.views.reading import Reading
+from bagua_wire.configuration import FILE_FORMAT, Configuration, described
 from bagua_wire.cutting import Tensor
+from bagua_wire.words import describe
+
+
+class TrialView(View):
+    """``seconds`` per step with its 95 % interval; null where there is none (yet).
+
+    ``speedup``: of this trial alone, over the default measured beside it, which is on the line
+    between the default's trials before and after it, or else its nearest one; 1 of the default;
+    null where it is more than is possible, see Figures.ceiling.
+    ``failure``: why it failed or is infeasible. ``peak_bytes``: the memory that it took on the
+    fullest rank, or would take if it is infeasible, of ``device_bytes``; null where the ranks do
+    not tell.
+    """
+
+    index: int
+    round: int
+    purpose: Purpose
+    state: TrialState
+    configuration: ConfigurationField
+    steps: int
+    outliers: int
+    seconds: float | None
+    low: float | None
+    high: float | None
+    speedup: float | None
+    started_at: Moment | None
+    ended_at: Moment | None
+    failure: str | None
+    peak_bytes: int | None
+    device_bytes: int | None
+
+
+class ShownTrial(TrialView):
+    """``is_best``: the first trial of what was kept, or else of the best configuration so far.
+
+    ``words``: its configuration. ``is_noise``: its speed-up is not told, as it is more than hiding
+    all communication would give.
+    """
+
+    words: str
+    is_best: bool
+    is_noise: bool = False
+
+
+def trial_views(
+    job: Job, trials: Sequence[records.Trial], ceilings: Mapping[int, Ceiling | None]
+) -> list[TrialView]:
+    """Return the trials as views, in the same order.
+
+    Args:
+        trials: of all rounds.
+        ceilings: of the rounds, by their numbers.
+    """
+    rounds = [
+        replace(Round.of(job, trials, number), ceiling=ceilings.get(number))
+        for number in range(job.round + 1)
+    ]
+    return [_view(rounds[trial.round], trial) for trial in trials]
+
+
+def shown_trials(reading: Reading) -> list[ShownTrial]:
+    """The same, and which of them is the best, and which too good to be true."""
+    best = best_trial(reading.shown)
+    return [
+        ShownTrial(
+            **vars(view),
+            words=describe(view.configuration),
+            is_best=best is not None and view.index == best.index,
+            is_noise=bool(view.speedup is None and view.steps and reading.ceilings.get(view.round)),
+        )
+        for view in trial_views(reading.job, reading.trials, reading.ceilings)
+    ]
+
+
+def _view(round_: Round, trial: records.Trial) -> TrialView:
+    objective, found = round_.objective, trial.estimate
+    is_bounded = found is not None and found.count > 1
+    compared = round_.defaults.compare([trial])
+    faster = round_.believable(compared.speedup(objective)) if compared else None
+    return TrialView(
+        index=trial.index,
+        round=trial.round,
+        purpose=trial.purpose,
+        state=trial.state,
+        configuration=trial.configuration,
+        steps=found.count + found.outliers if found else 0,
+        outliers=found.outliers if found else 0,
+        seconds=objective.seconds(found.center) if found else None,
+        low=objective.seconds(found.low) if found and is_bounded else None,
+        high=objective.seconds(found.high) if found and is_bounded else None,
+        speedup=faster.center if faster else None,
+        started_at=trial.started_at,
+        ended_at=trial.ended_at,
+        failure=trial.failure,
+        peak_bytes=trial.memory.peak_bytes if trial.memory else None,
+        device_bytes=trial.memory.device_bytes if trial.memory else None,
+    )
+
 
 # So long are pages if nobody says otherwise, and at most.
 MOST_LISTED = 10_000
@@ -217,3 +327,71 @@ def _cut(
     """The first ones, and the key of the last of them if there are more."""
     page = found[:limit]
     return page, key(page[-1]) if len(found) > limit else None
+
+
+# A step of a thousand ranks is a line of 40 KB.
+LINES_AT_ONCE = 100
+
+
+def trials_csv(knobs: Iterable[str], trials: Sequence[TrialView]) -> str:
+    """A header, and one line for each trial. The knobs are columns after its index."""
+    rest = [name for name in TrialView.model_fields if name not in ("index", "configuration")]
+    text = io.StringIO()
+    columns = ["index", *knobs, *rest]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for trial in trials:
+        row = {**trial.model_dump(mode="json"), **trial.configuration}
+        writer.writerow({column: _cell(row[column]) for column in columns})
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return the value, escaped where a spreadsheet would take others' text for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def job_json(
+    job: JobDetail,
+    trials: Sequence[TrialView],
+    observations: Iterable[ObservationView],
+    events: Sequence[Event],
+) -> Iterator[str]:
+    """Everything stored of the job except its profiles, in parts.
+
+    Each tensor, trial, observation and event is one line.
+    """
+    yield job.model_dump_json(indent=2, exclude={"tensors"}).removesuffix("\n}")
+    lists: tuple[tuple[str, type, Iterable[object]], ...] = (
+        ("tensors", Tensor, job.tensors),
+        ("trials", TrialView, trials),
+        ("observations", ObservationView, observations),
+        ("events", Event, events),
+    )
+    for name, kind, items in lists:
+        yield f',\n  "{name}": ['
+        adapter: TypeAdapter[object] = TypeAdapter(kind)
+        lines = (f"\n    {adapter.dump_json(item).decode()}" for item in items)
+        yield next(lines, "")
+        while part := "".join(f",{line}" for line in islice(lines, LINES_AT_ONCE)):
+            yield part
+        yield "\n  ]"
+    yield "\n}\n"
+
+
+def configuration_json(job: JobDetail, configuration: Configuration) -> str:
+    """A configuration as BAGUA_CONFIGURATION reads it, and the job that it was found for."""
+    document = {
+        "format": FILE_FORMAT,
+        "job": job.name,
+        "job_id": job.id,
+        "configuration": dict(configuration),
+        "tensors": described([(each.name, each.elements, each.dtype) for each in job.tensors]),
+        "ranks_per_node": list(job.ranks_per_node),
+        "software": job.software,
+        "summary": job.result.summary if job.result else "",
+    }
+    return json.dumps(document, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Summaries and overviews of jobs, each made once per revision of the job."""
+"""Lists and overviews of jobs, and how their tensors are cut: each made once per revision."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from bagua_autotune.costs import Layouts
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
@@ -16,12 +17,11 @@ from bagua_autotune.model.knobs import ConfigurationField, Knob, Space
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
-from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.jobs import Contact, read_each
+from bagua_autotune.store.trials import is_in_force
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
-from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
-from bagua_autotune.views.lists import JobDetail, Page, job_detail
+from bagua_autotune.views.lists import JobDetail, Page, ShownTrial, job_detail, shown_trials
 from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
 from bagua_autotune.views.steps import (
     BestSoFar,
@@ -40,13 +40,74 @@ from bagua_autotune.views.stock import (
     stock_ddp_snippet,
     stock_setting,
 )
-from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
-from bagua_autotune.views.training_lives import Life, make_lives
-from bagua_autotune.views.trials import ShownTrial, shown_trials
+from bagua_autotune.views.summary import (
+    LATEST_PROFILES,
+    JobSummary,
+    Life,
+    Summaries,
+    make_lives,
+    make_summary,
+)
 from bagua_autotune.views.words import explain, machine_change
 from bagua_wire.configuration import Configuration
 from bagua_wire.knobs import BUCKET_KNOB
-from bagua_wire.words import KNOB_WORDS, words_of
+from bagua_wire.words import KNOB_WORDS, describe, words_of
+
+Role = Literal["default", "incumbent"]
+
+
+class Bucket(View):
+    """A bucket: how many tensors it holds, and the first and last in gradient-ready
+    order, by name.
+    """
+
+    bytes: int
+    tensors: int
+    first: str
+    last: str
+
+
+class BucketLayout(View):
+    role: Role
+    words: str
+    buckets: list[Bucket]
+
+
+class JobBuckets(View):
+    """``tensors`` and ``bytes``: how many all layouts hold."""
+
+    tensors: int
+    bytes: int
+    layouts: list[BucketLayout]
+
+
+def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) -> JobBuckets:
+    tensors = layouts.tensors
+    return JobBuckets(
+        tensors=len(tensors),
+        bytes=sum(tensor.bytes for tensor in tensors),
+        layouts=[
+            BucketLayout(
+                role=role, words=describe(configuration), buckets=buckets(layouts, configuration)
+            )
+            for role, configuration in configurations.items()
+        ],
+    )
+
+
+def buckets(layouts: Layouts, configuration: Configuration) -> list[Bucket]:
+    """Return the buckets in the order in which they can start."""
+    names = [tensor.name for tensor in layouts.tensors]
+    return [
+        Bucket(
+            bytes=cut.bytes,
+            tensors=len(cut.positions),
+            first=names[cut.positions[0]],
+            last=names[cut.last],
+        )
+        for cut in layouts.buckets(configuration)
+    ]
+
 
 # A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32

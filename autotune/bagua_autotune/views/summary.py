@@ -1,22 +1,25 @@
-"""What is known of each job, summed up once per revision, for all who look at many jobs."""
+"""What is known of each job, summed up once per revision, for all who look at many jobs; and the
+lives of one training, which was killed or resized and started again."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from bagua_autotune.measuring.rounds import is_settled
-from bagua_autotune.model.job import Api, Trial, TrialState
+from bagua_autotune.model.job import Api, Job, Trial, TrialState
 from bagua_autotune.model.reasons import failure_code
-from bagua_autotune.model.view import Moment
+from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
-from bagua_autotune.store.jobs import Contact
+from bagua_autotune.store.jobs import Contact, read_each
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.reading import Reading, read
 from bagua_autotune.views.speedup import Figures, make_figures, saved_rank_seconds, spent
 from bagua_autotune.views.words import make_headline
+from bagua_wire.words import describe
 
 # Enough for a median.
 LATEST_PROFILES = 3
@@ -159,3 +162,84 @@ class Summaries:
             reading = read(self._store, job_id)
             summary = make_summary(self._store, reading)
             return JobSum(summary, make_totals(reading))
+
+
+LifeEnd = Literal["running", "finished", "killed", "resized", "lost"]
+
+
+class Life(View):
+    """A life of a training: a job of its own.
+
+    ``end``: it runs, its training said that it is over (finished, tuned or not), went on with the
+    same ranks (killed) or with others (resized), or nothing more is heard of it (lost). ``found``:
+    in words, the result, or else what was best until its end.
+    """
+
+    job: str
+    number: int
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    created_at: Moment
+    last_contact_at: Moment
+    end: LifeEnd
+    trials_measured: int
+    speedup: float | None
+    found: str
+
+
+def make_lives(store: Store, summaries: Summaries, job_id: str) -> list[Life]:
+    """All lives of the job's training that are stored, the first one first; none if it is the
+    only one."""
+    numbers = dict(store.lives.of(job_id))
+    if len(numbers) < 2:
+        return []
+    contacts = [store.jobs.contact(each) for each in numbers]
+    found = [each.summary for each in read_each(contacts, summaries.of)]
+    jobs = [store.jobs.get(summary.id) for summary in found]
+    return [
+        _life(numbers[summary.id], summary, job, following)
+        for summary, job, following in zip(found, jobs, [*jobs[1:], None], strict=True)
+    ]
+
+
+def _life(number: int, summary: JobSummary, job: Job, following: Job | None) -> Life:
+    return Life(
+        job=job.id,
+        number=number,
+        world_size=job.world_size,
+        ranks_per_node=job.ranks_per_node,
+        created_at=job.created_at,
+        last_contact_at=summary.last_contact_at,
+        end=_end(job, following),
+        trials_measured=summary.progress.trials_measured,
+        speedup=summary.progress.speedup,
+        found=_found(summary),
+    )
+
+
+def _end(job: Job, following: Job | None) -> LifeEnd:
+    has_said_so = job.ended_at is not None and not job.is_lost
+    # The ranks of a run that its launcher starts again may well have had time for a last word.
+    if has_said_so and (following is None or job.run is None or job.run != following.run):
+        return "finished"
+    if following is not None:
+        return "killed" if following.ranks_per_node == job.ranks_per_node else "resized"
+    if job.ended_at is None:
+        return "running"
+    # The service beside rank 0 sees it go.
+    return "killed" if job.phase == "ended" else "lost"
+
+
+def _found(summary: JobSummary) -> str:
+    if summary.result is not None:
+        return summary.result.summary
+    best = summary.progress.incumbent
+    return "nothing yet" if best is None else f"best so far: {describe(best)}"
+
+
+def name_life(lives: Sequence[Life], job_id: str) -> str:
+    """Name which life a job is, where there are several: ``life 2 of 3``; else empty."""
+    numbers = {life.job: life.number for life in lives}
+    if job_id not in numbers:
+        return ""
+    return f"life {numbers[job_id]} of {lives[-1].number}"

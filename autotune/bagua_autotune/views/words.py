@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.measuring.standing import best_trial, bounds, closest
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CUT_SHORT, RUNS, Job, Trial
 from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
+    clean,
     describe_count,
     describe_left,
     describe_seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.cli.reader import Reader
-from bagua_autotune.model.characters import clean
+from bagua_autotune.model.text import clean
 from bagua_autotune.views import JobOverview
 from bagua_simulator.measured.recorded import summarise
 

@@ -21,8 +21,8 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import lowest
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Categorical
-from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import HARM
+from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates

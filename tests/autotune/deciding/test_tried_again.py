@@ -15,7 +15,7 @@ from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial, TrialState
 from bagua_autotune.model.knobs import Categorical
-from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem
 from bagua_wire.configuration import Configuration

@@ -9,14 +9,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_autotune.metrics.jobs import (
+    BUCKETS,
     CHANGED_BUDGET_SECONDS,
     ENDED_SECONDS,
     HEARD_SECONDS,
+    MOST_JOBS,
     NEW_BUDGET_SECONDS,
     TUNED_SECONDS,
     Jobs,
+    StepHistograms,
 )
-from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact

@@ -10,10 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Limits
 from bagua_autotune.model.knobs import Categorical, LogInteger, Partition, check_configuration
-from bagua_autotune.model.text import describe_left, describe_seconds, describe_speedup
+from bagua_autotune.model.text import clean, describe_left, describe_seconds, describe_speedup
 from bagua_wire.configuration import Value
 from tests.autotune.support import make_spec, registration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store
-from bagua_autotune.store.claims import CLAIM_SECONDS, is_in_force
+from bagua_autotune.store.trials import CLAIM_SECONDS, is_in_force
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner

@@ -14,7 +14,7 @@ from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
-from bagua_autotune.views.importance import (
+from bagua_autotune.views.curve import (
     FAILED,
     NO_GAIN,
     NO_MODEL,

@@ -13,7 +13,8 @@ from bagua_autotune.costs import Layouts
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store.observations import SlowestTime
 from bagua_autotune.tuning.status import job_state
-from bagua_autotune.views.layouts import buckets, make_layouts
+from bagua_autotune.views.lists import shown_trials, trial_views
+from bagua_autotune.views.overviews import buckets, make_layouts
 from bagua_autotune.views.speedup import make_figures
 from bagua_autotune.views.steps import (
     MOST_POINTS,
@@ -27,7 +28,6 @@ from bagua_autotune.views.steps import (
     switches,
     thin_out,
 )
-from bagua_autotune.views.trials import shown_trials, trial_views
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from bagua_wire.profile import BucketTiming, Profile

@@ -1,2 +1,1 @@
-"""The commands of ``bagua-autotune``, each in the module of its name but ``backup``, ``restore``
-and ``doctor``, which are in ``maintenance``."""
+"""The commands of ``bagua-autotune``."""

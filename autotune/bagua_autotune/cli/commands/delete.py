@@ -1,21 +1,64 @@
-"""``bagua-autotune delete``: delete one job."""
+"""``bagua-autotune delete`` and ``prune``: delete one job, everything, or old jobs."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from datetime import datetime
 
 import click
 
-from bagua_autotune.cli.commands.prune import COLUMNS, row_of
 from bagua_autotune.cli.output import print_table, say, say_beside
-from bagua_autotune.cli.reader import Reader, no_such_job, open_reader, source_options
-from bagua_autotune.model.characters import JOB_ID
+from bagua_autotune.cli.reader import (
+    NO_JOBS,
+    NoJobsYet,
+    Reader,
+    no_such_job,
+    open_reader,
+    source_options,
+)
+from bagua_autotune.model.text import JOB_ID
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store.engine.location import default_urls
 from bagua_autotune.store.errors import StoreError, UnknownJob
-from bagua_autotune.store.maintenance import everything as everything_stored
-from bagua_autotune.store.maintenance.retention import Deleted
+from bagua_autotune.store.maintenance import backups
+from bagua_autotune.store.maintenance.retention import Deleted, DeletedJob
+
+COLUMNS = ("job", "name", "state", "last contact")
+
+
+def row_of(job: DeletedJob) -> tuple[str, str, str, str]:
+    """A deleted job in COLUMNS."""
+    return job.id, job.name, job.state, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}"
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=click.IntRange(1, 36_500),
+    required=True,
+    metavar="DAYS",
+    help="Delete the jobs that have not reported for so many days.",
+)
+@click.option("--dry-run", is_flag=True, help="List the jobs and delete none.")
+@source_options
+def prune(days: int, dry_run: bool, database: str | None, url: str | None) -> None:
+    """Delete old jobs with all that is stored of them, and list them.
+
+    A training that runs keeps reporting, so its job is never old. The service deletes old jobs by
+    itself, too: see --keep-days of serve.
+    """
+    try:
+        pruned = open_reader(database, url).prune(days, dry_run)
+    except NoJobsYet:
+        say_beside(NO_JOBS)
+        return
+    rows = [row_of(job) for job in pruned.jobs]
+    print_table(COLUMNS, rows)
+    if dry_run:
+        jobs = f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}"
+        say_beside(f"nothing is deleted: without --dry-run {jobs} would be")
 
 
 @click.command()
@@ -64,7 +107,7 @@ def _delete_everything(database: str | None, url: str | None, force: bool) -> No
     given = database or os.environ.get(ENVIRONMENT["database"])
     urls = [given] if given else default_urls()
     try:
-        found = everything_stored.found(urls)
+        found = backups.everything(urls)
         if not found:
             say_beside("nothing is stored here")
             return
@@ -72,7 +115,7 @@ def _delete_everything(database: str | None, url: str | None, force: bool) -> No
             say(each)
         if not force:
             click.confirm("Delete all of this for good?", abort=True, err=True)
-        everything_stored.delete(urls)
+        backups.delete_everything(urls)
     except StoreError as error:
         raise click.ClickException(str(error)) from error
     say_beside(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.export import configuration_json, job_json, trials_csv
 from bagua_autotune.cli import hung_in, load
 from bagua_autotune.cli.reader import (
     Reader,
@@ -13,10 +12,11 @@ from bagua_autotune.cli.reader import (
     open_reader,
     source_options,
 )
-from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import OVER, RUNS
+from bagua_autotune.model.text import clean
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views import JobOverview
+from bagua_autotune.views.lists import configuration_json, job_json, trials_csv
 
 
 @click.command()

@@ -97,8 +97,7 @@ def serve(log_level: str, **options: Any) -> None:
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # what it does, the store says
     # Imported here: it imports the whole service.
-    from bagua_autotune.processes import ServeError
-    from bagua_autotune.server import Unguarded, serve
+    from bagua_autotune.server import ServeError, Unguarded, serve
 
     try:
         serve(settings)

@@ -1,4 +1,4 @@
-"""``bagua-autotune show``: one job's trials and its result."""
+"""``bagua-autotune jobs`` and ``show``: list the jobs; one job's trials and its result."""
 
 from __future__ import annotations
 
@@ -7,14 +7,57 @@ from datetime import datetime
 
 import click
 
-from bagua_autotune.cli.output import print_json, print_table, say, speedup_words, times
+from bagua_autotune.cli.output import print_json, print_table, say, say_beside, speedup_words, times
 from bagua_autotune.cli.overview_panel import silence
-from bagua_autotune.cli.reader import find_job, open_reader, source_options
+from bagua_autotune.cli.reader import NoJobsYet, find_job, no_jobs, open_reader, source_options
 from bagua_autotune.model.job import OVER, RUNS, Result
 from bagua_autotune.model.text import describe_count, describe_memory, describe_seconds
-from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
+from bagua_autotune.views import JobList, JobOverview, JobSummary, Life, ShownTrial, name_life
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 from bagua_autotune.views.stock import stock_ddp_line, without_us
 from bagua_wire.words import describe
+
+JOB_COLUMNS = ("job", "name", "state", "trials", "speed-up", "runs now", "lives")
+
+
+@click.command()
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_JOBS_LISTED - 1), default=100, show_default=True,
+    help="List at most so many jobs.",
+)  # fmt: skip
+@click.option("--json", "is_json", is_flag=True, help="Write what GET /api/v2/jobs answers.")
+@source_options
+def jobs(limit: int, is_json: bool, database: str | None, url: str | None) -> None:
+    """List the jobs, newest first. A training that was started again is listed once."""
+    try:
+        found = open_reader(database, url).jobs(limit=limit + 1)
+    except NoJobsYet:
+        found = []
+    has_more = len(found) > limit
+    found = found[:limit]
+    if is_json:
+        print_json(JobList(jobs=found, next=found[-1].id if has_more else None))
+    else:
+        print_table(JOB_COLUMNS, [_job_row(job) for job in found])
+    if not found:
+        say_beside(no_jobs(database, url))
+    elif has_more:
+        say_beside(f"there are more than these {limit}; see --limit")
+
+
+def _job_row(job: JobSummary) -> tuple[str, ...]:
+    # Without a result the speed-up is that of the best trial, and what runs now may be another.
+    doubt = ", not confirmed" if job.figures.speedup is not None and job.reason is None else ""
+    return (
+        job.id,
+        job.name,
+        f"{job.state}, silent" if silence(job) else job.state,
+        str(job.progress.trials_measured),
+        times(job.figures.speedup) + doubt,
+        describe(job.configuration),
+        str(job.life),
+    )
+
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",

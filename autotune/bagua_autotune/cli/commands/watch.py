@@ -14,9 +14,8 @@ from rich.text import Text
 
 from bagua_autotune.cli.output import INTERRUPTED, say
 from bagua_autotune.cli.overview_panel import OverviewPanel, silence
-from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
-from bagua_autotune.cli.service_reader import OtherRelease
-from bagua_autotune.model.characters import clean
+from bagua_autotune.cli.reader import OtherRelease, Reader, find_job, open_reader, source_options
+from bagua_autotune.model.text import clean
 from bagua_autotune.store.errors import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
 from bagua_wire.messages import BEING_TUNED

@@ -28,8 +28,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from bagua_autotune.store.engine import migrations, postgresql, sqlite
 from bagua_autotune.store.engine.location import parse, shown, with_driver
 from bagua_autotune.store.engine.postgresql import Circuit
-from bagua_autotune.store.engine.reserve import Reserve
-from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, remote_kind
+from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, Reserve, remote_kind
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError, remedy
 
 logger = logging.getLogger(__name__)

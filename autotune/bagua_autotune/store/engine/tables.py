@@ -95,7 +95,7 @@ class TrialRow(Base):
     # Numbers of its observations that came after it was closed, and that were deleted since.
     late_steps: Mapped[int] = mapped_column(server_default="0")
     thinned_steps: Mapped[int] = mapped_column(server_default="0")
-    # A model.memory.Memory, where the ranks told any.
+    # A model.received.Memory, where the ranks told any.
     memory: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
@@ -145,7 +145,7 @@ class EventRow(Base):
 
 
 class ClaimRow(Base):
-    """Which replica decides what follows in a job, and until when (see claims)."""
+    """Which replica decides what follows in a job, and until when (see Claims)."""
 
     __tablename__ = "claims"
 
@@ -155,7 +155,7 @@ class ClaimRow(Base):
 
 
 class LifeRow(Base):
-    """The job of a later life of a training that was started again (see lives)."""
+    """The job of a later life of a training that was started again (see StoredLives)."""
 
     __tablename__ = "lives"
 

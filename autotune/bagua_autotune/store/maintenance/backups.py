@@ -1,4 +1,5 @@
-"""Copies a SQLite database while it is used, and puts a copy in the place of the database.
+"""Copies a SQLite database while it is used, puts a copy in the place of the database, and deletes
+all that is stored on this host: databases, and the copies that trainings keep.
 
 What a killed process wrote last is beside the file, in its log (``-wal``). SQLite would replay it
 over any file of that name, so a copy must never take the place of a file whose log is left.
@@ -8,18 +9,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
+from bagua_autotune.store import Store
 from bagua_autotune.store.engine import migrations
 from bagua_autotune.store.engine.location import FILE_MODE, make_folder, parse, shown
-from bagua_autotune.store.engine.sqlite import BUSY_SECONDS
-from bagua_autotune.store.errors import OtherSchema, StoreError
+from bagua_autotune.store.engine.sqlite import BUSY_SECONDS, ENDING
+from bagua_autotune.store.engine.tables import Base, SchemaRow
+from bagua_autotune.store.errors import OtherSchema, StoreError, trouble
+from bagua_autotune.store.maintenance.retention import copies_folder
 
 # What SQLite keeps beside a database while it is used.
 BESIDE = ("-wal", "-shm", "-journal")
@@ -199,3 +205,63 @@ def _note_on_disk(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def everything(urls: Sequence[str]) -> list[str]:
+    """What would be deleted, in words, of these databases and of the copies."""
+    there = [shown(parse(url)) for url in urls if _file(url) is None or _files(url)]
+    copies = copies_folder()
+    return [*there, *([f"the folder {copies}"] if copies.exists() else [])]
+
+
+def delete_everything(urls: Sequence[str]) -> None:
+    """Delete the databases, with all that is beside them, and the copies.
+
+    Raises:
+        StoreError: somebody uses one, or it cannot be deleted; the others may be gone.
+    """
+    for url in urls:
+        file = _file(url)
+        if file is None:
+            _empty(url)
+            continue
+        try:
+            with unused(file):
+                for each in _files(url):
+                    each.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{file} cannot be deleted: {error}") from error
+    try:
+        shutil.rmtree(copies_folder())
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StoreError(f"the copies cannot be deleted: {error}") from error
+
+
+def _file(url: str) -> Path | None:
+    """Of a database of SQLite."""
+    parsed = parse(url)
+    is_file = parsed.get_backend_name() == "sqlite"
+    return Path(parsed.database or ":memory:").resolve() if is_file else None
+
+
+def _files(url: str) -> list[Path]:
+    """The files of a database that are there. Its own comes last: SQLite would replay the log of a
+    file over another one of its name."""
+    file = _file(url)
+    endings = (*BESIDE, ENDING, "")
+    paths = [file.with_name(file.name + each) for each in endings] if file else []
+    return [path for path in paths if path.exists()]
+
+
+def _empty(url: str) -> None:
+    """Delete all rows of a server's database; it stays, and who uses it can go on."""
+    with closing(Store(url, as_found=True)) as store:
+        try:
+            with store.database.writing() as run:
+                for table in reversed(Base.metadata.sorted_tables):
+                    if table is not SchemaRow.__table__:
+                        run(table.delete())
+        except SQLAlchemyError as error:
+            raise StoreError(f"{store.database} is not emptied: {trouble(error)}") from error

@@ -2,24 +2,17 @@
 
 import { download, getJson } from "./api.js";
 import { byId, setText } from "./dom.js";
-import { showBuckets } from "./job/buckets.js";
-import { showDetails } from "./job/details.js";
-import { showEvents } from "./job/events.js";
-import { showHeadline } from "./job/headline.js";
-import { showImportance } from "./job/importance.js";
-import { livesTable } from "./job/lives.js";
-import { showNow } from "./job/now.js";
-import { Part } from "./job/part.js";
-import { showStockDdp } from "./job/stock_ddp.js";
-import { trialsTable } from "./job/trials.js";
-import { showWarnings } from "./job/warnings.js";
-import { learnWords } from "./knobs.js";
+import { showDetails, showEvents, showStockDdp } from "./job/details.js";
+import { showHeadline, showNow, showWarnings } from "./job/headline.js";
+import { Part, showBuckets, showImportance } from "./job/parts.js";
+import { livesTable, trialsTable } from "./job/tables.js";
 import { keepLive } from "./live.js";
+import { closed } from "./plots/axes.js";
 import { bestPlot } from "./plots/best.js";
 import { byKnobPlot } from "./plots/by_knob.js";
-import { closed } from "./plots/measure.js";
 import { ranksPlot } from "./plots/ranks.js";
 import { stepsPlot } from "./plots/steps.js";
+import { learnWords } from "./words.js";
 
 const WAIT_MS = { tuning: 1000, confirming: 1000, finished: 5000, ended: 30_000 };
 

@@ -1,12 +1,10 @@
 // The list of jobs.
 
-import { choose, chosen } from "./address.js";
 import { getJson, secondsSince } from "./api.js";
-import { byId, element, setText } from "./dom.js";
-import { ago, count, seconds, times, timesInterval, timeUnit, fixed, grouped } from "./format.js";
+import { byId, choose, chosen, element, setText } from "./dom.js";
 import { keepLive } from "./live.js";
-import { badge, isSettled, isSilent, stateWords } from "./state.js";
 import { SortedTable } from "./table.js";
+import { ago, badge, count, fixed, grouped, isSettled, isSilent, seconds, stateWords, times, timesInterval, timeUnit } from "./words.js";
 
 const NEWEST_JOBS = 100;
 const MOST_JOBS = 1000;

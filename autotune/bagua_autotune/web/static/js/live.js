@@ -1,9 +1,8 @@
 // Keeps a page up to date: polls while it is seen, and says so when the service does not answer.
 
-import { Refused } from "./api.js";
+import { askForToken, offerToForget, Refused } from "./api.js";
 import { byId, setText } from "./dom.js";
-import { duration } from "./format.js";
-import { askForToken, offerToForget } from "./token.js";
+import { duration } from "./words.js";
 
 const SLOWEST_RETRY_MS = 10_000;
 const MISSING_RETRY_MS = 60_000;

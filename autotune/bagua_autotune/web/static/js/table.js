@@ -1,7 +1,6 @@
 // A table that is sorted by click or key, and updated in place: focus and selection stay.
 
-import { choose, chosen } from "./address.js";
-import { element } from "./dom.js";
+import { choose, chosen, element } from "./dom.js";
 
 /**
  * Columns: { key, title, text(row), value(row)?, node(row)?, kind?, first? }.

@@ -1,9 +1,8 @@
-// What the job is: topology, model, what may be tuned, software.
+// What the job is (topology, model, what may be tuned, software), what happened to it, newest first,
+// and its result for those who want it without a tuner.
 
-import { byId, element } from "../dom.js";
-import { bytes, count, duration, grouped, moment, UNKNOWN } from "../format.js";
-import { knobName, knobValue } from "../knobs.js";
-import { isOfRuns } from "../state.js";
+import { byId, element, renew, setText } from "../dom.js";
+import { bytes, count, duration, grouped, isOfRuns, knobName, knobValue, moment, UNKNOWN } from "../words.js";
 
 const PROTOCOLS = { v1: "v1 (Bagua 0.9)", runs: "whole runs, timed by their steps", scores: "whole runs, by a number that they print" };
 
@@ -47,3 +46,55 @@ function domain(name, knob) {
 }
 
 const capitalised = (name) => name[0].toUpperCase() + name.slice(1);
+
+const WORDS = {
+  switched: "switched", disagreement: "ranks disagreed", diverged: "training diverged", infeasible: "does not fit",
+  ended: "training ended", note: "note", drift: "step time changed",
+};
+
+const STRONG = new Set(["disagreement", "diverged", "drift"]);
+
+export function showEvents(events) {
+  const latest = [...events].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
+  renew(byId("events"), latest, () =>
+    [latest.length ? element("ol", {}, ...latest.map(line)) : element("p", { class: "muted" }, "Nothing yet.")]);
+}
+
+function line({ kind, trial, step, message, seconds: took, at }) {
+  const parts = [WORDS[kind] ?? kind];
+  if (trial !== null) parts.push(kind === "switched" ? `to trial ${trial}` : `in trial ${trial}`);
+  if (step !== null) parts.push(`at step ${grouped(step)}`);
+  if (took) parts.push(`in ${duration(took)}`);
+  const text = parts.join(" ") + (message ? `: ${message}` : "");
+  return element("li", {},
+    element("time", { datetime: at, class: "muted" }, new Date(at).toLocaleTimeString("en-GB")),
+    element("span", { class: STRONG.has(kind) ? "strong" : "" }, text));
+}
+
+const THANKS_MS = 2000;
+
+export function showStockDdp({ job, stock_ddp, trials }) {
+  byId("stock-panel").hidden = !stock_ddp;
+  setText(byId("stock"), stock_ddp);
+  const isKnown = job.protocol === "v2" && trials.some((trial) => trial.is_best);
+  const command = `bagua-autotune export ${job.id} --configuration > tuned.json`;
+  const use = `All of it, without a service: ${command}, then train with BAGUA_CONFIGURATION=tuned.json`;
+  setText(byId("without-service"), isKnown ? use : "");
+}
+
+byId("copy").addEventListener("click", async () => {
+  const isCopied = await copy(byId("stock").textContent);
+  setText(byId("copy"), isCopied ? "Copied" : "Press Ctrl+C");
+  setTimeout(() => setText(byId("copy"), "Copy"), THANKS_MS);
+});
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Only https and localhost have a clipboard: select it instead, and try the old way.
+    getSelection().selectAllChildren(byId("stock"));
+    return document.execCommand("copy");
+  }
+}

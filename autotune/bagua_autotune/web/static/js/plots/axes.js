@@ -1,6 +1,64 @@
-// Axes: units that suit the range, ticks at round numbers and never closer than can be read.
+// What plots show upwards (seconds per step, or speed-ups where a job reports no times), and along:
+// units that suit the range, ticks at round numbers and never closer than can be read. The values of
+// one knob: sizes lie on a logarithmic axis, other values side by side.
 
-import { short, timeUnit } from "../format.js";
+import { bytes, grouped, hasSeconds, knobName, knobValue, seconds, secondsInterval, short, times, timeUnit } from "../words.js";
+
+const STEP_TIME = {
+  areSeconds: true,
+  value: (trial) => trial.seconds,
+  low: (trial) => trial.low,
+  high: (trial) => trial.high,
+  text: (trial) => {
+    const interval = secondsInterval(trial.low, trial.high);
+    return `${seconds(trial.seconds)}${interval ? ` (95 %: ${interval})` : ""}`;
+  },
+  better: Math.min,
+};
+
+const SPEEDUP = {
+  areSeconds: false,
+  value: (trial) => trial.speedup,
+  low: () => null,
+  high: () => null,
+  text: (trial) => times(trial.speedup),
+  better: Math.max,
+};
+
+export const measureOf = (job) => (hasSeconds(job) ? STEP_TIME : SPEEDUP);
+
+/** Trials that are over: of the best one's round, which is not the latest if that was broken off. */
+export function closed(overview) {
+  const round = overview.trials.find((trial) => trial.is_best)?.round ?? overview.job.round;
+  return overview.trials.filter(({ round: its, state }) => its === round && ["measured", "failed", "infeasible"].includes(state));
+}
+
+/** Those of them with a value. */
+export function measured(overview) {
+  const { value } = measureOf(overview.job);
+  return closed(overview).filter((trial) => value(trial) !== null);
+}
+
+const MARGIN = 0.08;
+
+/** From the least to the greatest with a margin; never empty. */
+export function padded(values) {
+  const low = Math.min(...values);
+  const high = Math.max(...values);
+  const margin = (high - low || Math.abs(high) || 1) * MARGIN;
+  return [low - margin, high + margin];
+}
+
+/**
+ * As `padded`, but a few steps that took far longer do not press all others together: beyond the
+ * top is what is above the 90th percentile by more than that is above the median.
+ */
+export function withoutStragglers(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+  const top = at(0.9) + Math.max(at(0.9) - at(0.5), at(0.5) * 0.02);
+  return padded(sorted.filter((value) => value <= top));
+}
 
 const LABEL_PX = 62;
 
@@ -79,4 +137,61 @@ function look(colours) {
 
 function labelled(colours, label) {
   return { label, labelSize: 18, labelFont: colours.font, labelGap: 0, size: 28 };
+}
+
+// What trials took of it is no knob, but what knobs spend.
+export const MEMORY = "memory";
+
+// How far the trials of one value may spread, of the distance to the next value.
+const SPREAD = 0.5;
+
+/**
+ * `place(trial)` gives its x, or null where it has none; `axis(colours)` is uPlot's; `span` the
+ * least and the greatest x, where they do not follow from the trials; `key` tells axes apart.
+ */
+export function knobAxis(knob, domain, trials, totalBytes) {
+  if (knob === MEMORY) return memory();
+  return domain?.type === "log_integer" ? sizes(knob, trials, totalBytes) : choices(knob, domain, trials);
+}
+
+/** GiB at the peak of the fullest rank. */
+function memory() {
+  const place = ({ peak_bytes: peak }) => (peak === null ? null : peak / 2 ** 30);
+  return { place, key: MEMORY, span: null, axis: (colours) => countAxis(colours, "GiB at the peak") };
+}
+
+/** log2 of the size; of explicit buckets that of the average one. */
+function sizes(knob, trials, totalBytes) {
+  const place = ({ configuration }) => {
+    const split = knob === "bucket_bytes" ? configuration.buckets?.length : 0;
+    if (split) return totalBytes ? Math.log2(totalBytes / split) : null;
+    return configuration[knob] > 0 ? Math.log2(configuration[knob]) : null;
+  };
+  const text = knob.endsWith("_bytes") ? bytes : grouped;
+  return { place, key: knob, span: null, axis: (colours) => sizeAxis(colours, knobName(knob), text) };
+}
+
+/** In the order of the knob's domain, as far as they were tried; the trials of each in their order. */
+function choices(knob, domain, trials) {
+  const words = (value) => knobValue(knob, value);
+  const tried = new Map(); // words -> its trials
+  for (const value of domain?.values ?? []) tried.set(words(value), []);
+  for (const { index, configuration } of trials) {
+    const word = words(configuration[knob]);
+    tried.set(word, [...(tried.get(word) ?? []), index]);
+  }
+  const names = [...tried].filter(([, members]) => members.length > 0).map(([name]) => name);
+  const place = ({ index, configuration }) => {
+    const members = tried.get(words(configuration[knob]));
+    return names.indexOf(words(configuration[knob])) + SPREAD * ((members.indexOf(index) + 0.5) / members.length - 0.5);
+  };
+  return { place, key: [knob, ...names].join(), span: [-0.5, names.length - 0.5], axis: (colours) => choiceAxis(colours, knobName(knob), names) };
+}
+
+/** The knobs to choose from: of the others all trials have one value. And the memory, if that differs. */
+export function triedKnobs({ knobs, trials }) {
+  const values = (knob) => new Set(trials.map(({ configuration }) => JSON.stringify(configuration[knob])));
+  const tried = Object.keys(knobs).filter((knob) => knob === "bucket_bytes" || values(knob).size > 1);
+  const peaks = new Set(trials.map(({ peak_bytes: peak }) => peak).filter((peak) => peak !== null));
+  return peaks.size > 1 ? [...tried, MEMORY] : tried;
 }

@@ -1,11 +1,9 @@
 // Best so far after each measured trial, and the trials themselves.
 
 import { byId, setText } from "../dom.js";
-import { countAxis, valueAxis } from "./axes.js";
+import { countAxis, measured, measureOf, padded, valueAxis, withoutStragglers } from "./axes.js";
 import { drawMark, showLegend } from "./marks.js";
-import { measured, measureOf } from "./measure.js";
 import { Plot } from "./plot.js";
-import { padded, withoutStragglers } from "./scale.js";
 
 const LEGEND = [
   { label: "best so far", shape: "line", className: "of-best" },

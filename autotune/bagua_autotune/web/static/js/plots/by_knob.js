@@ -1,17 +1,11 @@
 // Trials as points over one knob, which the reader chooses; over the bucket size with the model's
 // curve and its band.
 
-import { choose, chosen } from "../address.js";
-import { byId, element, setText } from "../dom.js";
-import { percent } from "../format.js";
-import { knobName } from "../knobs.js";
-import { valueAxis } from "./axes.js";
-import { knobAxis, MEMORY, triedKnobs } from "./knob_axis.js";
-import { drawMark, showLegend } from "./marks.js";
-import { measured, measureOf } from "./measure.js";
+import { byId, choose, chosen, element, renew, setText } from "../dom.js";
+import { knobName, percent } from "../words.js";
+import { knobAxis, measured, measureOf, MEMORY, padded, triedKnobs, valueAxis } from "./axes.js";
+import { drawMark, showLegend, wayOf, waysOf } from "./marks.js";
 import { Plot } from "./plot.js";
-import { padded } from "./scale.js";
-import { wayOf, waysOf } from "./ways.js";
 
 const FIRST = "bucket_bytes";
 const RECOMPUTED = "recomputed_blocks";
@@ -58,10 +52,7 @@ function usualOf(knobs) {
 /** Offer these knobs; the one that is chosen. */
 function offer(knobs) {
   const select = byId("knob");
-  if (select.dataset.shown !== knobs.join()) {
-    select.dataset.shown = knobs.join();
-    select.replaceChildren(...knobs.map((knob) => element("option", { value: knob }, knobName(knob))));
-  }
+  renew(select, knobs, () => knobs.map((knob) => element("option", { value: knob }, knobName(knob))));
   const knob = knobs.includes(chosen("knob")) ? chosen("knob") : usualOf(knobs);
   if (select.value !== knob) select.value = knob;
   return knob;

@@ -1,6 +1,7 @@
-// Shapes of points, on a canvas and in a legend: a way to reduce has a colour and a shape.
+// Shapes of points, on a canvas and in a legend: each way to reduce keeps its colour and shape.
 
-import { element, svg } from "../dom.js";
+import { element, renew, svg } from "../dom.js";
+import { knobValue, namedValues } from "../words.js";
 
 export const SHAPES = ["circle", "square", "triangle", "diamond"];
 
@@ -35,14 +36,9 @@ export function drawMark(context, shape, x, y, radius, { fill, stroke, width = 1
 
 /** Entries: { label, shape, className }; the class gives the colour. */
 export function showLegend(list, entries) {
-  const wanted = entries.map(({ label, shape }) => `${shape} ${label}`).join("\n");
-  if (list.dataset.shown === wanted) return;
-  list.dataset.shown = wanted;
-  list.replaceChildren(
-    ...entries.map(({ label, shape, className }) =>
-      element("li", {}, svg("svg", { viewBox: "-6 -6 12 12", "aria-hidden": "true", class: className }, swatch(shape)), label),
-    ),
-  );
+  renew(list, entries, () => entries.map(({ label, shape, className }) =>
+    element("li", {}, svg("svg", { viewBox: "-6 -6 12 12", "aria-hidden": "true", class: className }, swatch(shape)), label),
+  ));
 }
 
 function swatch(shape) {
@@ -53,4 +49,23 @@ function swatch(shape) {
   if (shape === "bar") return svg("rect", { x: -5, y: -5, width: 10, height: 10, rx: 1.5 });
   if (!CORNERS[shape]) return svg("circle", { r: 4 });
   return svg("polygon", { points: CORNERS[shape].map(([x, y]) => `${x * 4},${y * 4}`).join(" ") });
+}
+
+const KNOB = "hierarchical";
+
+export function wayOf(configuration) {
+  return String(configuration[KNOB] ?? "off");
+}
+
+/** The ways among these configurations: { name, label, shape, index }. */
+export function waysOf(configurations) {
+  const order = namedValues(KNOB);
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  const names = [...new Set(configurations.map(wayOf))].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  return names.map((name) => {
+    const index = Math.min(rank(name), SHAPES.length - 1);
+    // Settings of a command have nothing to do with ways to reduce.
+    const label = configurations.some((each) => KNOB in each) ? knobValue(KNOB, name) : "runs";
+    return { name, label, shape: SHAPES[index], index };
+  });
 }

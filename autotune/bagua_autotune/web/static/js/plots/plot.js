@@ -1,7 +1,29 @@
-// One plot: uPlot for scales, axes and lines; points can be read by pointer and by key.
+// One plot: uPlot for scales, axes and lines; points can be read by pointer and by key. Its colours
+// are read from the style sheet, so that light and dark are decided in one place.
 
 import { element, setText } from "../dom.js";
-import { colours, onThemeChange } from "./theme.js";
+
+export function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(`--${name}`).trim();
+  return {
+    text: read("muted"),
+    grid: read("grid"),
+    line: read("border"),
+    accent: read("accent"),
+    best: read("accent"),
+    default: read("plot-default"),
+    other: read("plot-other"),
+    surface: read("surface"),
+    ways: [read("way-0"), read("way-1"), read("way-2"), read("way-3")],
+    font: `11px ${read("font")}`,
+  };
+}
+
+/** Calls back when the reader goes from light to dark or back. */
+export function onThemeChange(callback) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
+}
 
 const REACH_PX = 40;
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };

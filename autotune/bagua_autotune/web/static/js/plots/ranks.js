@@ -1,8 +1,8 @@
 // The ranks' step and computing times: who is slow, and what communication adds.
 
 import { byId, setText } from "../dom.js";
-import { grouped, percent, seconds } from "../format.js";
 import { SortedTable } from "../table.js";
+import { grouped, percent, seconds } from "../words.js";
 import { countAxis, valueAxis } from "./axes.js";
 import { showLegend } from "./marks.js";
 import { Plot } from "./plot.js";

@@ -1,11 +1,10 @@
 // Step time over steps: what the job went through, with the switches marked.
 
 import { byId, setText } from "../dom.js";
-import { count, grouped, seconds } from "../format.js";
-import { countAxis, valueAxis } from "./axes.js";
+import { count, grouped, seconds } from "../words.js";
+import { countAxis, valueAxis, withoutStragglers } from "./axes.js";
 import { drawMark, showLegend } from "./marks.js";
 import { Plot } from "./plot.js";
-import { withoutStragglers } from "./scale.js";
 
 const KINDS = [
   { kind: "default", label: "default", shape: "circle", className: "of-default" },

@@ -1,4 +1,9 @@
-// Numbers in the words that people read; an unknown one is a dash.
+// What people read: numbers (an unknown one is a dash); knobs and their values, in the service's words,
+// which come with what it tells of a job; and where a job stands, as a dot and words. The words alone
+// say it all.
+
+import { secondsSince } from "./api.js";
+import { element } from "./dom.js";
 
 export const UNKNOWN = "–";
 
@@ -107,4 +112,54 @@ export function count(number, one, many = `${one}s`) {
 export function moment(date) {
   if (!date) return UNKNOWN;
   return new Date(date).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+}
+
+let words = {};
+
+/** Use these from now on: by knob its `name`, and the words of its `values`. */
+export function learnWords(told) {
+  words = told;
+}
+
+export const knobName = (knob) => words[knob]?.name ?? knob;
+
+/** The values with words of their own, in the service's order. */
+export const namedValues = (knob) => Object.keys(words[knob]?.values ?? {});
+
+export function knobValue(knob, value) {
+  if (Array.isArray(value)) return value.length ? count(value.length, "bucket") : "none";
+  if (knob.endsWith("_bytes")) return value ? bytes(value) : "like the others";
+  return words[knob]?.values[value] ?? String(value).replaceAll("_", " ");
+}
+
+const WORDS = { tuning: "Tuning", confirming: "Confirming", finished: "Finished", ended: "Ended", lost: "Lost" };
+const SILENT_SECONDS = 60;
+
+/** Whether it is a search with whole runs of a command, not a training that is tuned while it runs. */
+export const isOfRuns = ({ protocol }) => ["runs", "scores"].includes(protocol);
+
+/** Whether it is known how many seconds a step takes. */
+export const hasSeconds = ({ protocol }) => !["v1", "scores"].includes(protocol);
+
+export const isOver = ({ state }) => ["finished", "ended", "lost"].includes(state);
+
+/** Whether its speed-up is that of a result, and no longer of the best trial so far. */
+export const isSettled = (job) => isOver(job) && job.result !== null;
+
+/** Whether ranks that should report do not; nothing is expected of a job that is done. */
+export function isSilent(job) {
+  if (job.state === "lost") return true;
+  return !isOver(job) && secondsSince(job.last_contact_at) >= SILENT_SECONDS;
+}
+
+export function stateWords(job, silent = isSilent(job)) {
+  const isCutShort = ["ended", "lost"].includes(job.state);
+  const word = isOfRuns(job) && isCutShort ? "Interrupted" : WORDS[job.state] ?? job.state;
+  const parts = [word, job.round ? `round ${job.round + 1}` : "", silent && job.state !== "lost" ? "silent" : ""];
+  return parts.filter(Boolean).join(", ");
+}
+
+export function badge(job, silent = isSilent(job)) {
+  const state = WORDS[job.state] ? job.state : "";
+  return element("span", { class: `badge ${silent ? "silent" : state}` }, stateWords(job, silent));
 }
