@@ -40,8 +40,6 @@ STATUS_TEXTS = {
     503: "Nothing can be stored or read now, or too many large bodies come at once: send the same "
     "again after Retry-After seconds",
 }
-
-
 PAGED = (("limit", "integer"), ("after", "string"))
 
 
@@ -52,6 +50,7 @@ class Operation:
     Attributes:
         answer: the message of the answer; None: any JSON, or text of the ``content_type``.
         query: the name and the type of each query parameter.
+        also: statuses that do not follow from the rest.
         asks_store: whether it fails where the database does.
     """
 
@@ -61,7 +60,7 @@ class Operation:
     answer: type[BaseModel] | None
     body: type[BaseModel] | None = None
     query: tuple[tuple[str, str], ...] = ()
-    statuses: tuple[int, ...] = (200,)
+    also: tuple[int, ...] = ()
     content_type: str = "application/json"
     asks_store: bool = True
 
@@ -73,7 +72,7 @@ OPERATIONS = (
         "List jobs, newest first",
         views.JobList,
         query=(("name", "string"), *PAGED),
-        statuses=(200, 304, 404, 422),
+        also=(304, 404),
     ),
     Operation(
         "put",
@@ -81,56 +80,35 @@ OPERATIONS = (
         "Register a job, or resume it",
         views.JobState,
         reports.Registration,
-        statuses=(200, 201, 400, 409, 422, 429),
+        also=(201, 409, 429),
     ),
-    Operation(
-        "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)
-    ),
+    Operation("get", "/jobs/{job_id}", "Everything about a job", views.JobDetail),
     Operation(
         "delete",
         "/jobs/{job_id}",
         "Delete a job with all lives of its training; force: also while that may still run",
         Deleted,
         query=(("force", "boolean"),),
-        statuses=(200, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/copy",
         "What is known of the job, to be given to the service of another host",
         Copy,
-        statuses=(200, 404),
     ),
     Operation(
-        "post",
-        "/copies",
-        "Take over what the service of another host knew",
-        reports.Adopted,
-        Copy,
-        statuses=(200, 400, 422),
+        "post", "/copies", "Take over what the service of another host knew", reports.Adopted, Copy
     ),
-    Operation(
-        "get",
-        "/jobs/{job_id}/state",
-        "What the job's ranks should run now",
-        views.JobState,
-        statuses=(200, 404, 422),
-    ),
-    Operation(
-        "get",
-        "/jobs/{job_id}/trials",
-        "The job's trials",
-        views.TrialList,
-        query=PAGED,
-        statuses=(200, 404, 422),
-    ),
+    Operation("get", "/jobs/{job_id}/state", "What the job's ranks should run now", views.JobState),
+    Operation("get", "/jobs/{job_id}/trials", "The job's trials", views.TrialList, query=PAGED),
     Operation(
         "get",
         "/jobs/{job_id}/observations",
         "The job's observations: measured steps",
         views.ObservationList,
         query=(("trial", "integer"), *PAGED),
-        statuses=(200, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "post",
@@ -138,7 +116,7 @@ OPERATIONS = (
         "Report measured steps; without steps, ask for the state",
         views.JobState,
         reports.Observations,
-        statuses=(200, 400, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "post",
@@ -146,7 +124,7 @@ OPERATIONS = (
         "Tell how far a tuned job is",
         views.JobState,
         reports.ProgressReport,
-        statuses=(200, 400, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "get",
@@ -154,7 +132,7 @@ OPERATIONS = (
         "The job's profiled steps",
         views.ProfileList,
         query=(("trial", "integer"),),
-        statuses=(200, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "post",
@@ -162,51 +140,43 @@ OPERATIONS = (
         "Report a profiled step",
         views.JobState,
         TrialProfile,
-        statuses=(200, 400, 404, 409, 422),
+        also=(409,),
     ),
-    Operation(
-        "get",
-        "/jobs/{job_id}/events",
-        "The job's events",
-        views.EventList,
-        query=PAGED,
-        statuses=(200, 404, 422),
-    ),
+    Operation("get", "/jobs/{job_id}/events", "The job's events", views.EventList, query=PAGED),
     Operation(
         "post",
         "/jobs/{job_id}/events",
         "Report an event",
         views.JobState,
         reports.NewEvent,
-        statuses=(200, 400, 404, 409, 422),
+        also=(409,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/overview",
         "Everything that page and terminal show of the job",
         views.JobOverview,
-        statuses=(200, 304, 404),
+        also=(304,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/curve",
         "The step times that the search expects, by bucket size",
         views.Curve,
-        statuses=(200, 304, 404),
+        also=(304,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/buckets",
         "How the default and the best configuration put the tensors into buckets",
         views.JobBuckets,
-        statuses=(200, 304, 404),
+        also=(304,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/trials.csv",
         "The job's trials as a download",
         None,
-        statuses=(200, 404),
         content_type="text/csv",
     ),
     Operation(
@@ -214,7 +184,6 @@ OPERATIONS = (
         "/jobs/{job_id}/export.json",
         "Everything stored of the job except its profiles, as a download",
         None,
-        statuses=(200, 404),
     ),
     Operation(
         "post",
@@ -222,7 +191,6 @@ OPERATIONS = (
         "Delete the jobs that have not reported for some days, or list them (dry_run)",
         Pruned,
         reports.Prune,
-        statuses=(200, 400, 422),
     ),
     Operation("get", "/openapi.json", "This description", None, asks_store=False),
 )
@@ -256,7 +224,7 @@ def document() -> dict[str, Any]:
 def _describe(operation: Operation, references: Any) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     error = references[(ErrorDocument, OUT)]
-    for status in sorted({*operation.statuses, *_refusals(operation)}):
+    for status in sorted(_statuses(operation)):
         content: dict[str, Any] = {"application/problem+json": {"schema": error}}
         if status < 400:
             content = {operation.content_type: {"schema": _schema(operation, references)}}
@@ -272,14 +240,15 @@ def _describe(operation: Operation, references: Any) -> dict[str, Any]:
     return described
 
 
-def _refusals(operation: Operation) -> list[int]:
-    return [
-        401,
-        403,
-        *([411, 413, 415] if operation.body else []),
+def _statuses(operation: Operation) -> set[int]:
+    is_of_a_job = "{job_id}" in operation.path and operation.method != "put"
+    return {
+        *(200, 401, 403, *operation.also),
+        *([404] if is_of_a_job else []),
+        *([400, 411, 413, 415, 422] if operation.body else []),
         *([422] if _parameters(operation) else []),
         *([503] if operation.asks_store else []),
-    ]
+    }
 
 
 def _schema(operation: Operation, references: Any) -> Any:

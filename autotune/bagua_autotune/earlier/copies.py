@@ -33,9 +33,8 @@ from bagua_autotune.model.received import Memory, ReceivedTensor
 from bagua_autotune.model.text import JOB_ID, without_nul
 from bagua_autotune.store import Store
 from bagua_autotune.store.lives import Place
-from bagua_autotune.store.rows import estimate_columns, estimate_record, result_column
+from bagua_autotune.store.rows import as_column, estimate_columns, estimate_record, result_column
 from bagua_wire.configuration import Configuration
-from bagua_wire.cutting import Tensor
 from bagua_wire.messages import BEING_TUNED, JobPhase
 
 # Of one training: as many kinds of topologies as it is likely to come back to.
@@ -134,14 +133,14 @@ class Copy(_Part):
 
 def copy_of(store: Store, knowledge: Knowledge, job_id: str) -> Copy:
     """What is known of the job and of those that it could go on with; or raises UnknownJob."""
-    job, tensors = store.jobs.get(job_id), tuple(store.jobs.tensors(job_id))
+    job, spec = store.jobs.get(job_id), store.jobs.spec(job_id)
     chosen = {(job.fingerprint, job.phase == "finished"): job}
-    for other in store.jobs.alike(job.name, _model_key(job, tensors), MOST_ALIKE):
+    for other in store.jobs.alike(job.name, model_key(spec), MOST_ALIKE):
         has_learned = other.result or any(trial.estimate for trial in store.trials.of(other.id))
         if has_learned and other.id != job_id and len(chosen) < MOST_JOBS:
             chosen.setdefault((other.fingerprint, other.phase == "finished"), other)
-    jobs = tuple(_copied(store, knowledge, each, len(tensors)) for each in chosen.values())
-    return Copy(tensors=tensors, jobs=jobs)
+    jobs = tuple(_copied(store, knowledge, each, len(spec.tensors)) for each in chosen.values())
+    return Copy(tensors=spec.tensors, jobs=jobs)
 
 
 def adopt(store: Store, copy: Copy, now: float) -> int:
@@ -154,12 +153,12 @@ def adopt(store: Store, copy: Copy, now: float) -> int:
     adopted = 0
     for spec, copied in reversed(list(zip(copy.specs(), copy.jobs, strict=True))):
         is_new = store.jobs.adopt(
-            _job(spec, copied, ahead),
             spec,
             [_trial(index, trial) for index, trial in enumerate(copied.trials)],
             Event("note", message=ADOPTED, at=now),
             model_key=model_key(spec),
             network_key=network_key(spec),
+            **_columns(copied, ahead),
         )
         if is_new and copied.previous is not None:
             store.lives.enter(copied.id, Place(copied.previous, copied.first, copied.number))
@@ -167,34 +166,14 @@ def adopt(store: Store, copy: Copy, now: float) -> int:
     return adopted
 
 
-def _model_key(job: Job, tensors: tuple[Tensor, ...]) -> str:
-    return model_key(_spec(job, tensors))
-
-
-def _spec(job: Job, tensors: tuple[Tensor, ...]) -> JobSpec:
-    return JobSpec(
-        name=job.name,
-        world_size=job.world_size,
-        ranks_per_node=job.ranks_per_node,
-        tensors=tensors,
-        knobs=dict(job.space),
-        default_configuration=dict(job.baseline),
-        fingerprint=job.fingerprint,
-        limits=job.limits,
-        software=job.software,
-        run=job.run,
-        team=job.team,
-    )
-
-
 def _copied(store: Store, knowledge: Knowledge, job: Job, tensors: int) -> CopiedJob:
     ready, costs = knowledge.learned(job)
     place = store.lives.place_of(job.id)
-    spec = _spec(job, tuple(store.jobs.tensors(job.id))).model_dump(mode="json")
-    del spec["tensors"], spec["team"]  # it is brought to another service, with other teams
+    # What it began with, and that it began afresh, is over; the other service has other teams.
+    spec = store.jobs.spec(job.id).model_copy(update={"begin_with": None, "fresh": False})
     return CopiedJob(
         id=job.id,
-        spec=spec,
+        spec=spec.model_dump(mode="json", exclude={"tensors", "team"}),
         phase=job.phase,
         created_at=job.created_at,
         last_contact_at=job.last_contact_at,
@@ -247,39 +226,32 @@ def _check(spec: JobSpec, job: CopiedJob) -> None:
         raise ValueError("phase: a job is finished if it has a result, and only then")
 
 
-def _job(spec: JobSpec, copied: CopiedJob, ahead_seconds: float) -> Job:
+def _columns(copied: CopiedJob, ahead_seconds: float) -> dict[str, Any]:
+    """Of a job that is taken in, besides those of its registration."""
+
     def at(moment: float | None) -> float | None:
         return None if moment is None else max(0.0, moment - ahead_seconds)
 
     last = max(0.0, copied.last_contact_at - ahead_seconds)
-    return Job(
-        id=copied.id,
-        name=spec.name,
-        protocol="v2",
-        phase="lost" if copied.phase in BEING_TUNED else copied.phase,
-        world_size=spec.world_size,
-        ranks_per_node=spec.ranks_per_node,
-        space=spec.knobs,
-        baseline=Configuration(spec.default_configuration),
-        fingerprint=spec.fingerprint,
-        limits=spec.limits,
-        software=spec.software,
-        created_at=max(0.0, copied.created_at - ahead_seconds),
-        last_contact_at=last,
-        # Nobody told its end, or else it is in the copy.
-        ended_at=at(copied.ended_at) or math.nextafter(last, math.inf),
-        finished_at=at(copied.finished_at),
-        result=copied.result,
-        round=copied.round,
-        inherited=Inherited(
-            gain=None,
-            ready_seconds=copied.ready_seconds,
-            costs=copied.costs,
-            source=copied.id,
-            earlier=copied.earlier,
-        ),
-        run=spec.run,
+    inherited = Inherited(
+        gain=None,
+        ready_seconds=copied.ready_seconds,
+        costs=copied.costs,
+        source=copied.id,
+        earlier=copied.earlier,
     )
+    return {
+        "id": copied.id,
+        "phase": "lost" if copied.phase in BEING_TUNED else copied.phase,
+        "round": copied.round,
+        "created_at": at(copied.created_at),
+        "last_contact_at": last,
+        # Nobody told its end, or else it is in the copy.
+        "ended_at": at(copied.ended_at) or math.nextafter(last, math.inf),
+        "finished_at": at(copied.finished_at),
+        "result": result_column(copied.result) if copied.result else None,
+        "inherited": as_column(inherited),
+    }
 
 
 def _trial(index: int, copied: CopiedTrial) -> Trial:

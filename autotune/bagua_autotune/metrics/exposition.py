@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flask import Flask, Response, g, request
 from prometheus_client import (
@@ -131,10 +131,22 @@ def _as_json(counts: Counts) -> bytes:
 
 # Of jobs without a team that is in the file of teams: names of others must not become labels.
 NOBODY = "none"
-PROPOSAL_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+Kind = TypeVar("Kind", Info, Counter, Gauge, Histogram)
+REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+PROPOSAL_BUCKETS = REQUEST_BUCKETS[2:]
+# Counters without labels.
+COUNTS = {
+    "failed_decisions": "Decisions that failed; each is tried again at the job's next report.",
+    "superfluous_decisions": "Decisions that came too late: another replica or a failed trial had "
+    "moved the job on.",
+    "saved_rank_seconds": "Time of ranks that confirmed speed-ups saved, of all jobs, without what "
+    "tuning cost.",
+    "search_cost_rank_seconds": "Time of ranks that tunings which ended with a result lost against "
+    "the default.",
+    "refused_tokens": "Requests that were refused as they had no token, or a wrong one.",
+}
 # A label must not grow with what a database says.
 STORE_ERRORS = ("busy", "unavailable", "statement", reasons.OTHER_CODE)
-REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class ServiceMetrics:
@@ -149,65 +161,36 @@ class ServiceMetrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        build = Info("bagua_autotune_build", "The service's version.", registry=registry)
-        build.info({"version": __version__})
-        self.proposal_seconds = Histogram(
-            "bagua_autotune_proposal_seconds",
+
+        def make(
+            kind: type[Kind], name: str, what: str, labels: tuple[str, ...] = (), **options: Any
+        ) -> Kind:
+            return kind(f"bagua_autotune_{name}", what, labels, registry=registry, **options)
+
+        make(Info, "build", "The service's version.").info({"version": __version__})
+        self.counts = {name: make(Counter, name, what) for name, what in COUNTS.items()}
+        self.proposal_seconds = make(
+            Histogram,
+            "proposal_seconds",
             "Time to decide what follows a trial.",
             buckets=PROPOSAL_BUCKETS,
-            registry=registry,
         )
-        self.failed_decisions = Counter(
-            "bagua_autotune_failed_decisions",
-            "Decisions that failed; each is tried again at the job's next report.",
-            registry=registry,
+        self._requests = make(
+            Counter, "requests", "Requests answered.", ("route", "method", "code")
         )
-        self.superfluous_decisions = Counter(
-            "bagua_autotune_superfluous_decisions",
-            "Decisions that came too late: another replica or a failed trial had moved the job on.",
-            registry=registry,
-        )
-        self.saved_rank_seconds = Counter(
-            "bagua_autotune_saved_rank_seconds",
-            "Time of ranks that confirmed speed-ups saved, of all jobs, without what tuning cost.",
-            registry=registry,
-        )
-        self.search_rank_seconds = Counter(
-            "bagua_autotune_search_cost_rank_seconds",
-            "Time of ranks that tunings which ended with a result lost against the default.",
-            registry=registry,
-        )
-        self._requests = Counter(
-            "bagua_autotune_requests",
-            "Requests answered.",
-            ["route", "method", "code"],
-            registry=registry,
-        )
-        self._request_seconds = Histogram(
-            "bagua_autotune_request_seconds",
+        self._request_seconds = make(
+            Histogram,
+            "request_seconds",
             "Time to answer a request.",
-            ["route"],
+            ("route",),
             buckets=REQUEST_BUCKETS,
-            registry=registry,
         )
-        self._store_errors = Counter(
-            "bagua_autotune_store_errors",
-            "Failures of the database, by reason.",
-            ["reason"],
-            registry=registry,
+        self._store_errors = make(
+            Counter, "store_errors", "Failures of the database, by reason.", ("reason",)
         )
-        self._refused_tokens = Counter(
-            "bagua_autotune_refused_tokens",
-            "Requests that were refused as they had no token, or a wrong one.",
-            registry=registry,
-        )
-        self._connections = Gauge(
-            "bagua_autotune_connections", "Connections that are open.", registry=registry
-        )
-        self._connections_limit = Gauge(
-            "bagua_autotune_connections_limit",
-            "Connections that may be open at a time.",
-            registry=registry,
+        self._connections = make(Gauge, "connections", "Connections that are open.")
+        self._connections_limit = make(
+            Gauge, "connections_limit", "Connections that may be open at a time."
         )
         for reason in STORE_ERRORS:
             self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
@@ -243,7 +226,7 @@ class ServiceMetrics:
             method = request.method if request.url_rule else "any"
             self._requests.labels(route, method, str(response.status_code)).inc()
             if response.status_code == HTTPStatus.UNAUTHORIZED:
-                self._refused_tokens.inc()
+                self.counts["refused_tokens"].inc()
             self._request_seconds.labels(route).observe(time.perf_counter() - g.started)
             return response
 
@@ -295,19 +278,19 @@ class Metrics(TunerListener):
         self._steps.observe(job, observations)
 
     def on_result(self, job: Job, result: Result) -> None:
-        self.service.search_rank_seconds.inc(result.cost_seconds * job.world_size)
+        self.service.counts["search_cost_rank_seconds"].inc(result.cost_seconds * job.world_size)
 
     def on_saved(self, job: Job, seconds: float) -> None:
-        self.service.saved_rank_seconds.inc(seconds * job.world_size)
+        self.service.counts["saved_rank_seconds"].inc(seconds * job.world_size)
 
     def on_decided(self, seconds: float) -> None:
         self.service.proposal_seconds.observe(seconds)
 
     def on_superfluous(self) -> None:
-        self.service.superfluous_decisions.inc()
+        self.service.counts["superfluous_decisions"].inc()
 
     def on_failed(self, error: Exception) -> None:
-        self.service.failed_decisions.inc()
+        self.service.counts["failed_decisions"].inc()
         if isinstance(error, SQLAlchemyError):
             self.service.count_store_error(error)
 

@@ -148,29 +148,14 @@ class StoredJobs:
                 raise JobConflict(f"job {job_id!r} is already registered with other content")
         return is_new
 
-    def adopt(
-        self,
-        job: Job,
-        spec: JobSpec,
-        trials: list[Trial],
-        event: Event,
-        *,
-        model_key: str,
-        network_key: str,
-    ) -> bool:
+    def adopt(self, spec: JobSpec, trials: list[Trial], event: Event, **columns: Any) -> bool:
         """Store a copy of another store's job as it is, without its steps. False, with nothing
-        changed, if it is known."""
-        return self._add(
-            spec,
-            trials,
-            event,
-            data={},
-            result=rows.result_column(job.result) if job.result else None,
-            inherited=rows.as_column(job.inherited),
-            model_key=model_key,
-            network_key=network_key,
-            **{name: getattr(job, name) for name in rows.JOB_FIELDS},
-        )
+        changed, if it is known.
+
+        Args:
+            columns: of the job, besides those of its registration.
+        """
+        return self._add(spec, trials, event, name=spec.name, protocol="v2", data={}, **columns)
 
     def _add(
         self, spec: JobSpec, trials: Iterable[Trial], *events: Event, id: str, **columns: Any
@@ -219,6 +204,10 @@ class StoredJobs:
         )
         found = self._database.read(query.order_by(*NEWEST_FIRST).limit(limit))
         return list(read_each(found, rows.job_record))
+
+    def spec(self, job_id: str) -> JobSpec:
+        """What the job is registered with."""
+        return rows.job_spec(the_row(self._database.read(REGISTERED, job_id=job_id), job_id))
 
     def tensors(self, job_id: str) -> list[Tensor]:
         (stored,) = the_row(self._database.read(TENSORS, job_id=job_id), job_id)
