@@ -23,7 +23,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Overviews, Summaries
+from bagua_autotune.views.overviews import Overviews
+from bagua_autotune.views.summary import Summaries
 
 logger = logging.getLogger(__name__)
 

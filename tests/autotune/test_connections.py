@@ -26,7 +26,7 @@ from bagua_autotune.app import create_app
 from bagua_autotune.connections import Loop
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.metrics.scraping import of, parsed
+from tests.autotune.api.driving import of, parsed
 from tests.autotune.server import PATIENCE_SECONDS, ServeProcess, serving_here
 from tests.autotune.support import MIB
 

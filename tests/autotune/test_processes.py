@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from bagua_autotune.metrics.exposition import Counts, Siblings, listeners
-from tests.autotune.metrics.scraping import of, parsed
+from tests.autotune.api.driving import of, parsed
 from tests.autotune.server import PATIENCE_SECONDS, ServeProcess, tuning
 from tests.autotune.support import Ranks
 from tests.autotune.test_server import is_alive, serve_until_it_fails

@@ -96,7 +96,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (
         r"bagua-autotune delete .*",
-        Files("tests/autotune/cli/commands/test_prune.py"),
+        Files("tests/autotune/cli/commands/test_delete.py"),
         "others need the job",
     ),
     (

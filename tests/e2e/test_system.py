@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bagua_autotune.store import Store
-from bagua_autotune.views import Overviews
+from bagua_autotune.views.overviews import Overviews
 from bagua_runs.job import Job
 from bagua_runs.outcomes import Metric, StepTimes
 from tests import torchrun

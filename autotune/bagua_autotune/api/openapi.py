@@ -9,13 +9,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import bagua_autotune
-from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.earlier.copies import Copy
 from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.model.text import JOB_ID
 from bagua_autotune.store.maintenance.retention import Deleted, Pruned
+from bagua_autotune.tuning.status import JobState
+from bagua_autotune.views.curve import Curve
+from bagua_autotune.views.lists import EventList, JobDetail, ObservationList, ProfileList, TrialList
+from bagua_autotune.views.overviews import JobBuckets, JobList, JobOverview
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"
@@ -70,7 +73,7 @@ OPERATIONS = (
         "get",
         "/jobs",
         "List jobs, newest first",
-        views.JobList,
+        JobList,
         query=(("name", "string"), *PAGED),
         also=(304, 404),
     ),
@@ -78,11 +81,11 @@ OPERATIONS = (
         "put",
         "/jobs/{job_id}",
         "Register a job, or resume it",
-        views.JobState,
+        JobState,
         reports.Registration,
         also=(201, 409, 429),
     ),
-    Operation("get", "/jobs/{job_id}", "Everything about a job", views.JobDetail),
+    Operation("get", "/jobs/{job_id}", "Everything about a job", JobDetail),
     Operation(
         "delete",
         "/jobs/{job_id}",
@@ -100,13 +103,13 @@ OPERATIONS = (
     Operation(
         "post", "/copies", "Take over what the service of another host knew", reports.Adopted, Copy
     ),
-    Operation("get", "/jobs/{job_id}/state", "What the job's ranks should run now", views.JobState),
-    Operation("get", "/jobs/{job_id}/trials", "The job's trials", views.TrialList, query=PAGED),
+    Operation("get", "/jobs/{job_id}/state", "What the job's ranks should run now", JobState),
+    Operation("get", "/jobs/{job_id}/trials", "The job's trials", TrialList, query=PAGED),
     Operation(
         "get",
         "/jobs/{job_id}/observations",
         "The job's observations: measured steps",
-        views.ObservationList,
+        ObservationList,
         query=(("trial", "integer"), *PAGED),
         also=(409,),
     ),
@@ -114,7 +117,7 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/observations",
         "Report measured steps; without steps, ask for the state",
-        views.JobState,
+        JobState,
         reports.Observations,
         also=(409,),
     ),
@@ -122,7 +125,7 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/progress",
         "Tell how far a tuned job is",
-        views.JobState,
+        JobState,
         reports.ProgressReport,
         also=(409,),
     ),
@@ -130,7 +133,7 @@ OPERATIONS = (
         "get",
         "/jobs/{job_id}/profiles",
         "The job's profiled steps",
-        views.ProfileList,
+        ProfileList,
         query=(("trial", "integer"),),
         also=(409,),
     ),
@@ -138,16 +141,16 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/profiles",
         "Report a profiled step",
-        views.JobState,
+        JobState,
         TrialProfile,
         also=(409,),
     ),
-    Operation("get", "/jobs/{job_id}/events", "The job's events", views.EventList, query=PAGED),
+    Operation("get", "/jobs/{job_id}/events", "The job's events", EventList, query=PAGED),
     Operation(
         "post",
         "/jobs/{job_id}/events",
         "Report an event",
-        views.JobState,
+        JobState,
         reports.NewEvent,
         also=(409,),
     ),
@@ -155,21 +158,21 @@ OPERATIONS = (
         "get",
         "/jobs/{job_id}/overview",
         "Everything that page and terminal show of the job",
-        views.JobOverview,
+        JobOverview,
         also=(304,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/curve",
         "The step times that the search expects, by bucket size",
-        views.Curve,
+        Curve,
         also=(304,),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/buckets",
         "How the default and the best configuration put the tensors into buckets",
-        views.JobBuckets,
+        JobBuckets,
         also=(304,),
     ),
     Operation(

@@ -8,20 +8,31 @@ from collections.abc import Callable, Iterator
 from flask import Blueprint, Response, abort, request
 from pydantic import BaseModel
 
-from bagua_autotune import views
 from bagua_autotune.api.admission import team_name
 from bagua_autotune.api.errors import failure, query_number
 from bagua_autotune.api.openapi import document
 from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.model.text import JOB_ID
-from bagua_autotune.views.lists import MOST_LISTED, job_json, trials_csv
-from bagua_autotune.views.overviews import MOST_JOBS_LISTED
+from bagua_autotune.views.lists import (
+    MOST_LISTED,
+    WrongPage,
+    event_list,
+    every_event,
+    every_observation,
+    every_trial,
+    job_json,
+    observation_list,
+    profile_list,
+    trial_list,
+    trials_csv,
+)
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED, Overviews
 
 JOBS_LISTED = 100
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def add_routes(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
+def add_routes(api: Blueprint, overviews: Overviews, look: Callable[[], None]) -> None:
     """Add the routes that change nothing to the blueprint.
 
     Args:
@@ -32,7 +43,7 @@ def add_routes(api: Blueprint, overviews: views.Overviews, look: Callable[[], No
     _offer_downloads(api, overviews)
 
 
-def _show_at_a_glance(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
+def _show_at_a_glance(api: Blueprint, overviews: Overviews, look: Callable[[], None]) -> None:
     @api.get("/jobs")
     def get_jobs() -> Response:
         limit = query_number("limit", 1, MOST_JOBS_LISTED) or JOBS_LISTED
@@ -61,11 +72,11 @@ def _show_at_a_glance(api: Blueprint, overviews: views.Overviews, look: Callable
         return document()
 
 
-def _show_lists(api: Blueprint, overviews: views.Overviews) -> None:
+def _show_lists(api: Blueprint, overviews: Overviews) -> None:
     store = overviews.store
 
-    @api.errorhandler(views.WrongPage)
-    def _wrong_page(wrong: views.WrongPage) -> Response:
+    @api.errorhandler(WrongPage)
+    def _wrong_page(wrong: WrongPage) -> Response:
         return failure(422, str(wrong))
 
     @api.get("/jobs/<job_id>")
@@ -74,35 +85,35 @@ def _show_lists(api: Blueprint, overviews: views.Overviews) -> None:
 
     @api.get("/jobs/<job_id>/trials")
     def get_trials(job_id: str) -> Response:
-        return answer(views.trial_list(store, job_id, *_page()))
+        return answer(trial_list(store, job_id, *_page()))
 
     @api.get("/jobs/<job_id>/observations")
     def get_observations(job_id: str) -> Response:
-        return answer(views.observation_list(store, job_id, _trial(), *_page()))
+        return answer(observation_list(store, job_id, _trial(), *_page()))
 
     @api.get("/jobs/<job_id>/profiles")
     def get_profiles(job_id: str) -> Response:
-        return answer(views.profile_list(store, job_id, _trial()))
+        return answer(profile_list(store, job_id, _trial()))
 
     @api.get("/jobs/<job_id>/events")
     def get_events(job_id: str) -> Response:
-        return answer(views.event_list(store, job_id, *_page()))
+        return answer(event_list(store, job_id, *_page()))
 
 
-def _offer_downloads(api: Blueprint, overviews: views.Overviews) -> None:
+def _offer_downloads(api: Blueprint, overviews: Overviews) -> None:
     store = overviews.store
 
     @api.get("/jobs/<job_id>/trials.csv")
     def get_trials_csv(job_id: str) -> Response:
         job = store.jobs.get(job_id)
-        text = trials_csv(job.space, views.every_trial(store, job_id))
+        text = trials_csv(job.space, every_trial(store, job_id))
         return download(text, "text/csv; charset=utf-8", job.name, "-trials.csv")
 
     @api.get("/jobs/<job_id>/export.json")
     def get_export_json(job_id: str) -> Response:
-        job, trials = overviews.detail(job_id), views.every_trial(store, job_id)
-        observations = views.every_observation(store, job_id)
-        parts = job_json(job, trials, observations, views.every_event(store, job_id))
+        job, trials = overviews.detail(job_id), every_trial(store, job_id)
+        observations = every_observation(store, job_id)
+        parts = job_json(job, trials, observations, every_event(store, job_id))
         return download(parts, "application/json", job.name, ".json")
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from bagua_autotune.model.text import clean, describe_speedup
 
 if TYPE_CHECKING:
-    from bagua_autotune.views import Figures
+    from bagua_autotune.views.speedup import Figures
 
 # What may be long, and which of it stands below the figures where there is little room.
 WORDS = ("job", "name", "runs now", "configuration", "note", "began", "found")

@@ -15,7 +15,10 @@ from rich.text import Text
 from bagua_autotune.cli.output import speedup_words
 from bagua_autotune.model.job import CONTACT_SECONDS, RUNS
 from bagua_autotune.model.text import clean, describe_count, describe_left, describe_seconds
-from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
+from bagua_autotune.views.overviews import JobOverview
+from bagua_autotune.views.speedup import Figures
+from bagua_autotune.views.steps import StepSeries
+from bagua_autotune.views.summary import JobSummary, name_life
 from bagua_wire.messages import BEING_TUNED
 from bagua_wire.words import describe
 

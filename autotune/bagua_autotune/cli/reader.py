@@ -17,7 +17,9 @@ import click
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune import __version__, views
+from bagua_autotune import __version__
+from bagua_autotune.model.job import Event
+from bagua_autotune.model.received import TrialProfile
 from bagua_autotune.model.text import JOB_ID, clean
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store
@@ -25,6 +27,23 @@ from bagua_autotune.store.engine.location import default_url
 from bagua_autotune.store.errors import JobLives, NoDatabase, StoreError, UnknownJob
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.store.maintenance.retention import Deleted, Pruned, forget_copies
+from bagua_autotune.views.lists import (
+    EventList,
+    JobDetail,
+    ObservationList,
+    ObservationView,
+    Page,
+    ProfileList,
+    TrialList,
+    TrialView,
+    all_pages,
+    every_event,
+    every_observation,
+    every_trial,
+    profile_list,
+)
+from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
+from bagua_autotune.views.summary import JobSummary
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_JOBS = "No jobs yet: start a training with BAGUA_AUTOTUNE=1"
@@ -37,19 +56,19 @@ class NoJobsYet(click.ClickException):
 class Reader(Protocol):
     """Raises UnknownJob, or ClickException where nothing can be read."""
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]: ...
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[JobSummary]: ...
 
-    def job(self, job_id: str) -> views.JobDetail: ...
+    def job(self, job_id: str) -> JobDetail: ...
 
-    def overview(self, job_id: str) -> views.JobOverview: ...
+    def overview(self, job_id: str) -> JobOverview: ...
 
-    def trials(self, job_id: str) -> list[views.TrialView]: ...
+    def trials(self, job_id: str) -> list[TrialView]: ...
 
-    def observations(self, job_id: str) -> list[views.ObservationView]: ...
+    def observations(self, job_id: str) -> list[ObservationView]: ...
 
-    def profiles(self, job_id: str) -> list[views.TrialProfile]: ...
+    def profiles(self, job_id: str) -> list[TrialProfile]: ...
 
-    def events(self, job_id: str) -> list[views.Event]: ...
+    def events(self, job_id: str) -> list[Event]: ...
 
     def delete(self, job_id: str, force: bool) -> retention.Deleted: ...
 
@@ -71,35 +90,35 @@ class DatabaseReader:
 
     def __init__(self, url: str | None) -> None:
         self._store = open_store(url)
-        self._overviews = views.Overviews(self._store)
+        self._overviews = Overviews(self._store)
 
     @store_errors_told()
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[JobSummary]:
         return self._overviews.job_list(name, limit).jobs
 
     @store_errors_told()
-    def overview(self, job_id: str) -> views.JobOverview:
+    def overview(self, job_id: str) -> JobOverview:
         return self._overviews.overview(job_id)
 
     @store_errors_told()
-    def job(self, job_id: str) -> views.JobDetail:
+    def job(self, job_id: str) -> JobDetail:
         return self._overviews.detail(job_id)
 
     @store_errors_told()
-    def trials(self, job_id: str) -> list[views.TrialView]:
-        return views.every_trial(self._store, job_id)
+    def trials(self, job_id: str) -> list[TrialView]:
+        return every_trial(self._store, job_id)
 
     @store_errors_told()
-    def observations(self, job_id: str) -> list[views.ObservationView]:
-        return list(views.every_observation(self._store, job_id))
+    def observations(self, job_id: str) -> list[ObservationView]:
+        return list(every_observation(self._store, job_id))
 
     @store_errors_told()
-    def profiles(self, job_id: str) -> list[views.TrialProfile]:
-        return views.profile_list(self._store, job_id).profiles
+    def profiles(self, job_id: str) -> list[TrialProfile]:
+        return profile_list(self._store, job_id).profiles
 
     @store_errors_told()
-    def events(self, job_id: str) -> list[views.Event]:
-        return views.every_event(self._store, job_id)
+    def events(self, job_id: str) -> list[Event]:
+        return every_event(self._store, job_id)
 
     @store_errors_told()
     def delete(self, job_id: str, force: bool) -> retention.Deleted:
@@ -115,7 +134,7 @@ class DatabaseReader:
 
 Message = TypeVar("Message", bound=BaseModel)
 JSON = {"Content-Type": "application/json"}
-AnyPage = TypeVar("AnyPage", bound=views.Page)
+AnyPage = TypeVar("AnyPage", bound=Page)
 TIMEOUT_SECONDS = 30.0
 PRUNE_TIMEOUT_SECONDS = 600.0
 """Longest time to delete jobs: thousands of them go piece by piece."""
@@ -137,40 +156,40 @@ class ServiceReader:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[JobSummary]:
         query = {"limit": str(limit)} | ({} if name is None else {"name": name})
         try:
-            return self._get(views.JobList, "/jobs?" + urllib.parse.urlencode(query)).jobs
+            return self._get(JobList, "/jobs?" + urllib.parse.urlencode(query)).jobs
         except UnknownJob as error:
             raise self._other_release() from error
 
-    def job(self, job_id: str) -> views.JobDetail:
-        return self._get(views.JobDetail, self._path(job_id))
+    def job(self, job_id: str) -> JobDetail:
+        return self._get(JobDetail, self._path(job_id))
 
-    def overview(self, job_id: str) -> views.JobOverview:
+    def overview(self, job_id: str) -> JobOverview:
         path = self._path(job_id)
         with suppress(UnknownJob):
-            return self._get(views.JobOverview, path + "/overview")
+            return self._get(JobOverview, path + "/overview")
         self._ask(path)
         try:
             # The job is known: it is a moment old, or the service has no overviews.
-            return self._get(views.JobOverview, path + "/overview")
+            return self._get(JobOverview, path + "/overview")
         except UnknownJob as error:
             raise self._other_release() from error
 
-    def trials(self, job_id: str) -> list[views.TrialView]:
-        pages = self._pages(views.TrialList, self._path(job_id) + "/trials")
+    def trials(self, job_id: str) -> list[TrialView]:
+        pages = self._pages(TrialList, self._path(job_id) + "/trials")
         return [trial for page in pages for trial in page.trials]
 
-    def observations(self, job_id: str) -> list[views.ObservationView]:
-        pages = self._pages(views.ObservationList, self._path(job_id) + "/observations")
+    def observations(self, job_id: str) -> list[ObservationView]:
+        pages = self._pages(ObservationList, self._path(job_id) + "/observations")
         return [observation for page in pages for observation in page.observations]
 
-    def profiles(self, job_id: str) -> list[views.TrialProfile]:
-        return self._get(views.ProfileList, self._path(job_id) + "/profiles").profiles
+    def profiles(self, job_id: str) -> list[TrialProfile]:
+        return self._get(ProfileList, self._path(job_id) + "/profiles").profiles
 
-    def events(self, job_id: str) -> list[views.Event]:
-        pages = self._pages(views.EventList, self._path(job_id) + "/events")
+    def events(self, job_id: str) -> list[Event]:
+        pages = self._pages(EventList, self._path(job_id) + "/events")
         return [event for page in pages for event in page.events]
 
     def delete(self, job_id: str, force: bool) -> Deleted:
@@ -199,7 +218,7 @@ class ServiceReader:
             query = "" if after is None else "?" + urllib.parse.urlencode({"after": after})
             return self._get(message, path + query)
 
-        return views.all_pages(read)
+        return all_pages(read)
 
     def _get(
         self,
@@ -316,7 +335,7 @@ def open_reader(database: str | None, url: str | None) -> Reader:
     return DatabaseReader(database)
 
 
-def find_job(reader: Reader, job: str) -> views.JobOverview:
+def find_job(reader: Reader, job: str) -> JobOverview:
     """The job of this id, or else the newest of this name; ClickException if there is none."""
     if JOB_ID.fullmatch(job):
         with suppress(UnknownJob):

@@ -46,7 +46,7 @@ from bagua_autotune.store.engine.location import is_in_memory
 from bagua_autotune.store.engine.postgresql import SIZE
 from bagua_autotune.store.errors import NoAnswer
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.views import Summaries
+from bagua_autotune.views.summary import Summaries
 
 logger = logging.getLogger(__name__)
 

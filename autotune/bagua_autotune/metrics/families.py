@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from bagua_autotune.model import reasons
 from bagua_autotune.model.job import TrialState
 from bagua_autotune.store.jobs import Contact
-from bagua_autotune.views import JobSum
+from bagua_autotune.views.summary import JobSum
 from bagua_wire.configuration import Value
 from bagua_wire.knob_kinds import describe_bytes
 from bagua_wire.messages import JobPhase

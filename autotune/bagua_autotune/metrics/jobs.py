@@ -24,7 +24,7 @@ from bagua_autotune.metrics import families, text
 from bagua_autotune.model.job import SILENT_SECONDS, Job, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact, read_each
-from bagua_autotune.views import Summaries
+from bagua_autotune.views.summary import Summaries
 from bagua_wire.messages import BEING_TUNED
 
 NAME = "bagua_autotune_step_seconds"

@@ -6,7 +6,7 @@ import click
 
 from bagua_autotune.cli.reader import Reader
 from bagua_autotune.model.text import clean
-from bagua_autotune.views import JobOverview
+from bagua_autotune.views.overviews import JobOverview
 from bagua_simulator.measured.recorded import summarise
 
 

@@ -16,8 +16,7 @@ from bagua_autotune.api.admission import MOST_ADDRESSES, MOST_NAMED, Refusals
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.api.driving import assert_problem
-from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.api.driving import assert_problem, of, scrape
 from tests.autotune.support import registration
 
 PATHS = ("/", "/healthz", "/metrics", "/api/v2/jobs", "/api/v1/health_check")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from tests.autotune.api.driving import JOB, assert_problem, settle
-from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.api.driving import JOB, assert_problem, of, scrape, settle
 from tests.autotune.support import MIB, Ranks, registration
 
 GIB = 2**30

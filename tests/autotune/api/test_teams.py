@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from tests.autotune.api.driving import assert_problem, drive
-from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.api.driving import assert_problem, drive, of, scrape
 from tests.autotune.support import Ranks, make_spec, registration
 
 ENDED = {"kind": "ended"}

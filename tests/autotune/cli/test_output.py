@@ -21,7 +21,7 @@ from bagua_autotune.cli.reader import DatabaseReader
 from bagua_autotune.model.job import Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Move
-from bagua_autotune.views import JobOverview
+from bagua_autotune.views.overviews import JobOverview
 from bagua_wire.configuration import Configuration
 from tests.autotune.cli.conftest import run
 from tests.autotune.cli.driven_job import JOB, DrivenJob

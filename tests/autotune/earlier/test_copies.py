@@ -13,7 +13,7 @@ from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Overviews
+from bagua_autotune.views.overviews import Overviews
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
 from bagua_wire.configuration import Configuration

@@ -15,7 +15,7 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import every_trial
+from bagua_autotune.views.lists import every_trial
 from bagua_wire.configuration import Value
 from tests.autotune.support import make_spec, peaked
 

@@ -24,9 +24,9 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.jobs import Contact
 from bagua_autotune.store.trials import Move
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import JobSum, Summaries
+from bagua_autotune.views.summary import JobSum, Summaries
 from bagua_wire.configuration import Configuration
-from tests.autotune.metrics.scraping import of, parsed
+from tests.autotune.api.driving import of, parsed
 from tests.autotune.store.samples import RESULT
 from tests.autotune.support import MIB, Clock, make_spec
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from tests.autotune.api.driving import JOB, drive, settle
-from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.api.driving import JOB, drive, of, scrape, settle
 from tests.autotune.support import Ranks, peaked, registration
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.observations import StepCost
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Overviews, every_trial
+from bagua_autotune.views.lists import every_trial
+from bagua_autotune.views.overviews import Overviews
 from tests.autotune.support import Clock, counting, make_spec, registration
 
 JOB = "/api/v2/jobs/job"

@@ -10,7 +10,8 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import prune
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Life, Overviews
+from bagua_autotune.views.overviews import Overviews
+from bagua_autotune.views.summary import Life
 from bagua_wire.messages import LEASE_SECONDS
 from tests.autotune.earlier.test_restart import RESIZED, make_tensors
 from tests.autotune.support import Clock, Ranks, make_spec

@@ -16,7 +16,7 @@ from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
-from bagua_autotune.views import every_trial
+from bagua_autotune.views.lists import every_trial
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from tests.autotune.support import MIB, Ranks, drive, make_spec, peaked, present

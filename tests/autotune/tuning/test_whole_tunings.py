@@ -12,7 +12,7 @@ from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.reasons import NOT_SHOWN, REASON_CODES
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import every_trial
+from bagua_autotune.views.lists import every_trial
 from bagua_wire.configuration import Configuration
 from tests.autotune.support import present
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned

@@ -13,7 +13,6 @@ from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Overviews
 from bagua_autotune.views.curve import (
     FAILED,
     NO_GAIN,
@@ -22,6 +21,7 @@ from bagua_autotune.views.curve import (
     make_importance,
     shapley_shares,
 )
+from bagua_autotune.views.overviews import Overviews
 from bagua_wire.configuration import Configuration
 from tests.autotune.support import Ranks, peaked
 from tests.autotune.views.jobs import DEFAULT, run, trial

@@ -18,10 +18,11 @@ from bagua_autotune.store.engine.tables import TrialRow
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import Overviews, Summaries, every_trial
 from bagua_autotune.views import summary as module
-from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
+from bagua_autotune.views.lists import every_trial
+from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS, Overviews
 from bagua_autotune.views.reading import Reading
+from bagua_autotune.views.summary import Summaries
 from tests.autotune.support import Clock, Ranks, counting, drive, peaked, present
 from tests.autotune.views.jobs import SPEC, run
 

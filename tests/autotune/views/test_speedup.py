@@ -10,7 +10,7 @@ import pytest
 
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views import JobOverview, Overviews
+from bagua_autotune.views.overviews import JobOverview, Overviews
 from bagua_autotune.views.speedup import step_pair
 from tests.autotune.simulated_job import SimulatedJob
 from tests.autotune.support import present

@@ -12,7 +12,7 @@ import pytest
 
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.store import Store
-from bagua_autotune.views import Summaries
+from bagua_autotune.views.summary import Summaries
 from tests.e2e.monitoring.prometheus import rules
 
 pytestmark = pytest.mark.slow

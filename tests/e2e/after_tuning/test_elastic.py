@@ -14,7 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from bagua_autotune.store import Store
-from bagua_autotune.views import Life, Overviews
+from bagua_autotune.views.overviews import Overviews
+from bagua_autotune.views.summary import Life
 from tests.e2e.programs.elastic_agent import Agent, newest
 from tests.waiting import wait_until
 

@@ -15,8 +15,8 @@ from bagua_autotune.cli.reader import (
 from bagua_autotune.model.job import OVER, RUNS
 from bagua_autotune.model.text import clean
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.views import JobOverview
 from bagua_autotune.views.lists import configuration_json, job_json, trials_csv
+from bagua_autotune.views.overviews import JobOverview
 
 
 @click.command()

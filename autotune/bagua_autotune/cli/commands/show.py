@@ -12,9 +12,10 @@ from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import NoJobsYet, find_job, no_jobs, open_reader, source_options
 from bagua_autotune.model.job import OVER, RUNS, Result
 from bagua_autotune.model.text import describe_count, describe_memory, describe_seconds
-from bagua_autotune.views import JobList, JobOverview, JobSummary, Life, ShownTrial, name_life
-from bagua_autotune.views.overviews import MOST_JOBS_LISTED
+from bagua_autotune.views.lists import ShownTrial
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED, JobList, JobOverview
 from bagua_autotune.views.stock import stock_ddp_line, without_us
+from bagua_autotune.views.summary import JobSummary, Life, name_life
 from bagua_wire.words import describe
 
 JOB_COLUMNS = ("job", "name", "state", "trials", "speed-up", "runs now", "lives")

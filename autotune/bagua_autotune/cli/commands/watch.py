@@ -17,7 +17,8 @@ from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import OtherRelease, Reader, find_job, open_reader, source_options
 from bagua_autotune.model.text import clean
 from bagua_autotune.store.errors import OtherSchema, UnknownJob
-from bagua_autotune.views import JobOverview, JobSummary
+from bagua_autotune.views.overviews import JobOverview
+from bagua_autotune.views.summary import JobSummary
 from bagua_wire.messages import BEING_TUNED
 from bagua_wire.words import describe
 

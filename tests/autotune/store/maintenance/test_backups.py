@@ -1,4 +1,5 @@
-"""A PostgreSQL database copied and put back by its own tools, as docs/operating.md says."""
+"""A PostgreSQL database copied and put back by its own tools, as docs/operating.md says; and what
+is told of a database that is well, whichever it is."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
+from bagua_autotune.store.maintenance import checkup
 from tests.autotune.store.postgresql import find_binaries
 from tests.autotune.support import make_spec, present, stored_jobs
 
@@ -61,3 +63,10 @@ def test_a_copy_of_a_server_is_put_back_as_the_page_says(empty_url: str, tmp_pat
     engine.dispose()
     checked = CliRunner().invoke(main, ["doctor", "--database", empty_url])
     assert checked.exit_code == 0, checked.output
+
+
+def test_a_database_that_is_well_has_no_faults(store: Store, job: str) -> None:
+    findings = list(checkup.examine(store))
+    assert not [finding.words for finding in findings if finding.is_fault]
+    assert findings[-1].words.startswith("1 of 1 jobs can be read, from 1970-")
+    assert len(findings) >= 3

@@ -18,7 +18,7 @@ from bagua_autotune.store.maintenance.retention import DAY_SECONDS
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import Upkeep
-from bagua_autotune.views import Overviews
+from bagua_autotune.views.overviews import Overviews
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import Ranks, make_spec, stored_jobs
 
