@@ -37,8 +37,13 @@ from sqlalchemy import create_engine
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_autotune.upkeep import DAY_SECONDS
-from bagua_client.service.client import JobState, ServiceClient, StepTimes
-from bagua_client.service.transport import JobUnknown, ServiceUnavailable
+from bagua_client.service.client import (
+    JobState,
+    JobUnknown,
+    ServiceClient,
+    ServiceUnavailable,
+    StepTimes,
+)
 from benchmarks.support.harness import print_table, write_json
 from tests.autotune.server import ServeProcess
 from tests.autotune.store.postgresql import find_binaries, running_cluster

@@ -1,6 +1,6 @@
-"""``python -m bagua_client SCRIPT``; see :mod:`bagua_client.launcher.script`."""
+"""``python -m bagua_client SCRIPT``; see :mod:`bagua_client.launcher`."""
 
-from bagua_client.launcher.script import main
+from bagua_client.launcher import main
 
 if __name__ == "__main__":
     main()

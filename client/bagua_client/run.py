@@ -17,15 +17,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.utils.api import macros
 
 from bagua_client.environment import Environment
-from bagua_client.launcher.flags import (
+from bagua_client.launcher import (
     add_as_bagua,
     add_flags,
     add_gone_flags,
     farewells,
+    inherited,
+    notice,
+    obstacle,
     spellings,
     variables,
 )
-from bagua_client.launcher.job_environment import inherited, notice, obstacle
 
 
 def parser() -> ArgumentParser:

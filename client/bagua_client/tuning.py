@@ -1,11 +1,14 @@
-"""What has come of a model's tuning: ``model.tuning``, and who is told when a round of it ends."""
+"""What has come of a model's tuning: ``model.tuning``, and who is told when a round of it ends:
+callbacks, and scripts, by a line of JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -136,3 +139,24 @@ def _call(callback: Callback, tuning: Tuning) -> None:
         logger.exception(
             "a callback of on_tuned failed on rank %d; the training goes on", tuning.rank
         )
+
+
+FORMAT = 1
+STANDARD_OUTPUT = "-"
+
+
+def write_result_line(path: str, tuning: Tuning) -> None:
+    """Append it to the file, or print it where ``path`` is ``-``. A file that cannot be written is
+    told, and is no error."""
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    document = {"format": FORMAT, "at": at, **tuning.to_json()}
+    del document["rank"]  # it is 0
+    line = json.dumps(document, allow_nan=False)
+    try:
+        if path == STANDARD_OUTPUT:
+            print(line, flush=True)
+            return
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        logger.warning("BAGUA_AUTOTUNE_RESULT: the result cannot be written (%s)", error)

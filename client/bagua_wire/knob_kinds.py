@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 Value = int | str
 T = TypeVar("T")
@@ -15,21 +15,22 @@ UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
 
 
-class Kind(Protocol):
-    """A kind of knobs: what they have in common.
+class Kind:
+    """A kind of knobs: what they have in common. Without more than ``checked`` a tuning tries the
+    values that others find, and a user may choose none.
 
     Attributes:
         tried: the values that a tuning tries, if they are few; those of a job may be fewer.
         is_open: whether a user may have other values tried.
-        may_say: what a user may choose, in words; empty: nothing.
     """
 
+    tried: tuple[Value, ...] = ()
+    is_open = False
+
     @property
-    def tried(self) -> tuple[Value, ...]: ...
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def may_say(self) -> str: ...
+    def may_say(self) -> str:
+        """What a user may choose, in words; empty: nothing."""
+        return ""
 
     def checked(self, name: str, value: Any) -> Any:
         """The value, as a configuration holds it.
@@ -37,12 +38,15 @@ class Kind(Protocol):
         Raises:
             ValueError: the knob of this name cannot have it.
         """
+        raise NotImplementedError
 
     def words(self, value: Any) -> str:
         """The value, for people."""
+        return str(value)
 
     def read(self, said: str) -> tuple[Value, ...]:
         """The values that a user chose; empty if one of them cannot be read."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,12 @@ class Knob:
     name: str
     default: Any
     kind: Kind
-    phrase: str
-    cuts: bool
-    computes: bool
-    changes_numbers: bool
-    models: tuple[str, ...]
-    title: str
+    phrase: str = ""
+    cuts: bool = False
+    computes: bool = False
+    changes_numbers: bool = False
+    models: tuple[str, ...] = ("replicated",)
+    title: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name.replace("_", " "))
@@ -97,34 +101,13 @@ class Knob:
         return self.sentence.format(self.kind.words(value))
 
 
-def knob(
-    default: T,
-    kind: Kind,
-    phrase: str = "",
-    *,
-    cuts: bool = False,
-    computes: bool = False,
-    changes_numbers: bool = False,
-    models: tuple[str, ...] = ("replicated",),
-    title: str = "",
-) -> T:
+def knob(default: T, kind: Kind, phrase: str = "", **more: Any) -> T:
     """An entry; its arguments are the attributes of :class:`Knob`."""
-    return field(
-        default=default,
-        metadata={
-            "kind": kind,
-            "phrase": phrase,
-            "cuts": cuts,
-            "computes": computes,
-            "changes_numbers": changes_numbers,
-            "models": models,
-            "title": title,
-        },
-    )
+    return field(default=default, metadata={"kind": kind, "phrase": phrase, **more})
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(Kind):
     """One of a few names or numbers.
 
     Attributes:
@@ -136,7 +119,6 @@ class OneOf:
     tried: tuple[Value, ...]
     in_words: Mapping[Value, str] = field(default_factory=dict)
     aliases: Mapping[str, Value] = field(default_factory=dict)
-    is_open = False
 
     @property
     def may_say(self) -> str:
@@ -158,7 +140,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Kind):
     """A number of bytes, of which a few are tried."""
 
     tried: tuple[Value, ...]
@@ -176,12 +158,11 @@ class Size:
 
 
 @dataclass(frozen=True)
-class SizeRange:
+class SizeRange(Kind):
     """A number of bytes, of which a tuning tries any from ``low_bytes`` to ``high_bytes``."""
 
     low_bytes: int
     high_bytes: int
-    tried = ()
     is_open = True
     may_say = "a size such as 4MiB, or a range such as 1MiB..64MiB"
 
@@ -196,7 +177,7 @@ class SizeRange:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """A whole number from 0 on; the model decides which are tried.
 
     Attributes:
@@ -204,7 +185,6 @@ class Number:
     """
 
     in_words: Mapping[int, str] = field(default_factory=dict)
-    tried = ()
     is_open = True
     may_say = "one or some whole numbers such as 0/4/12"
 
@@ -220,12 +200,8 @@ class Number:
         return _all_known([int(word) if word.isdigit() else None for word in words])
 
 
-class Counts:
+class Counts(Kind):
     """A list: how many tensors each bucket holds. The search finds those that are tried."""
-
-    tried = ()
-    is_open = False
-    may_say = ""
 
     def checked(self, name: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -238,27 +214,14 @@ class Counts:
     def words(self, value: Any) -> str:
         return f"{len(value)} explicit bucket{'s' * (len(value) != 1)}"
 
-    def read(self, said: str) -> tuple[Value, ...]:
-        return ()
 
-
-class Name:
+class Name(Kind):
     """The name of something that is looked up elsewhere."""
-
-    tried = ()
-    is_open = False
-    may_say = ""
 
     def checked(self, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be a name, not {value!r}")
         return value
-
-    def words(self, value: Any) -> str:
-        return str(value)
-
-    def read(self, said: str) -> tuple[Value, ...]:
-        return ()
 
 
 def check_number(name: str, value: Any, at_least: int) -> int:

@@ -118,16 +118,10 @@ class Knobs:
     )
     scatter_buffers: int = knob(1, OneOf((1, 2, 4)), "{} scatter buffers", models=SHARDED)
     node_copy: str = knob(
-        "off",
-        OneOf(("off", "on"), {"on": "a copy in each node"}),
-        "{}",
-        models=SHARDED,
+        "off", OneOf(("off", "on"), {"on": "a copy in each node"}), "{}", models=SHARDED
     )
     kept_over_micro_batches: str = knob(
-        "off",
-        OneOf(("off", "on"), {"on": "kept over micro-batches"}),
-        "{}",
-        models=SHARDED,
+        "off", OneOf(("off", "on"), {"on": "kept over micro-batches"}), "{}", models=SHARDED
     )
     deferred_reduction: str = knob(
         "off",

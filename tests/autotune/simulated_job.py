@@ -16,7 +16,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import FIRST_REPORT_STEPS
-from bagua_client.agent.pace import DROPPED_STEPS, MOST_REDUCTIONS, SHORTEST_SECONDS
+from bagua_client.agent.report import DROPPED_STEPS, MOST_REDUCTIONS, SHORTEST_SECONDS
 from bagua_client.measuring.profiler import PROFILED_STEPS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator

@@ -16,7 +16,7 @@ from benchmarks.support.cells.occupancy import Occupancy, Ran, occupancy, of_tra
 
 pytestmark = pytest.mark.slow
 
-KERNELS = Path(__file__).parents[2] / "client/bagua_client/compression/triton_kernels.py"
+KERNELS = Path(__file__).parents[2] / "client/bagua_client/triton_kernels.py"
 GEMM, NCCL = "void cutlass::Kernel2<cutlass_80_tensorop>(Params)", "ncclDevKernel_AllGather_RING_LL"
 NAMES = [GEMM, "_sum", "_quantise_ranges", "Memcpy DtoD (Device -> Device)", NCCL]
 

@@ -69,20 +69,6 @@ def test_what_is_outside_the_domain_is_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("bucket_bytes", "text"),
-    [
-        (2**30, "1 GiB"),
-        (25 * 2**20, "25 MiB"),
-        (65536, "64 KiB"),
-        (1000 * 2**20, "1000 MiB"),
-        (3, "3 B"),
-    ],
-)
-def test_a_log_line_has_the_size_in_its_unit(bucket_bytes: int, text: str) -> None:
-    assert str(Configuration(bucket_bytes)) == f"bucket {text}"
-
-
-@pytest.mark.parametrize(
     ("configuration", "text"),
     [
         (Configuration(4096, "leaders"), "bucket 4 KiB, hierarchical"),

@@ -18,8 +18,8 @@ PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
 TORCHS = {"torch_private"}
 THREADS = {"threads"}
-KNOWN = {"configuration", "configuration_file", "environment", "knob_choices", "layout"}
-TOLD = {"announcement", "callbacks", "result_line", "tuning"}
+KNOWN = {"configuration", "configuration_file", "environment", "layout"}
+TOLD = {"announcement", "callbacks", "tuning"}
 # What each folder, and each module beside the folders, may import of the others.
 BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
@@ -30,18 +30,17 @@ STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
     "threads": set[str](),
-    "compression": set[str](),
+    "triton_kernels": set[str](),
+    "compression": {"triton_kernels"},
     "configuration": set[str](),
     "layout": {"configuration"},
     "configuration_file": {"configuration", "layout"},
-    "knob_choices": {"configuration"},
     "tuning": {"configuration"},
     "callbacks": {"tuning"},
-    "result_line": {"tuning"},
     "announcement": set[str](),
     "communication": {"compression", "configuration", *THREADS, *TORCHS},
     "algorithms": BUCKETS,
-    "environment": {"algorithms", "configuration", "knob_choices"},
+    "environment": {"algorithms", "configuration"},
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
     "sharded": TUNABLE,
@@ -49,15 +48,7 @@ LAYERS = {
     "single": TUNABLE,
     "measuring": TUNABLE,
     "service": {"communication", "environment", *TORCHS, *TOLD},
-    "reporter": {
-        "service",
-        "measuring",
-        "communication",
-        "environment",
-        *THREADS,
-        *TORCHS,
-        *TOLD,
-    },
+    "reporter": {"service", "measuring", "communication", "environment", *THREADS, *TORCHS, *TOLD},
     "guard": set[str](),
     "agent": AGENT,
     "checking": {"agent", *AGENT},

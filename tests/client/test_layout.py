@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_client.configuration import Configuration
-from bagua_client.layout import (
-    Partition,
-    TensorSpec,
-    cut,
-    describe,
-    digest_of,
-    plan,
-)
+from bagua_client.layout import Partition, TensorSpec, cut, describe, digest_of, plan
 
 DTYPES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float64": 8}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bagua_client import Configuration, Tuning, callbacks
 from bagua_client.configuration_file import ConfigurationFile
-from bagua_client.knob_choices import read_choices
-from bagua_client.result_line import write_result_line
+from bagua_client.environment import read_choices
+from bagua_client.tuning import write_result_line
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
 

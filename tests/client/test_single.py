@@ -23,8 +23,7 @@ import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations import single_model
 from bagua_client.integrations.single_model import SingleModel, follow_first_model, tunable_of
-from bagua_client.integrations.start import Beginning
-from bagua_client.integrations.tuned_model import TunedModel
+from bagua_client.integrations.tuned_model import Beginning, TunedModel
 from bagua_client.tunable.tunable import Nobody
 from tests.ranks import RankPool
 

@@ -16,7 +16,7 @@ CALL_NO_TORCH = {
     "bagua_training/data/redis_server.py": "Thread",
     "bagua_client/reporter/handover.py": "Thread",
     "bagua_client/service/sidecar.py": "Timer",
-    "bagua_client/service/transport.py": "Timer",
+    "bagua_client/service/client.py": "Timer",
 }
 CALL_TORCH = {
     "bagua_client/agent/turns.py",

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-from bagua_client.launcher.job_environment import AS_BAGUA
+from bagua_client.launcher import AS_BAGUA
 from tests.outside import BAGUA, folder_of
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_client.launcher.job_environment import AS_BAGUA
+from bagua_client.launcher import AS_BAGUA
 from tests.client.launcher.programs import start
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bagua_client.launcher.job_environment import AS_BAGUA
+from bagua_client.launcher import AS_BAGUA
 from bagua_compat.names import ELSEWHERE
 from tests.client.launcher.programs import start
 from tests.outside import BAGUA, folder_of

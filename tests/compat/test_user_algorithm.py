@@ -18,7 +18,7 @@ from torch import nn
 import bagua_compat.torch_api as bagua
 from bagua_client import Configuration
 from bagua_client.algorithms import ByteGradAlgorithm, GlobalAlgorithmRegistry
-from bagua_client.communication import verdict
+from bagua_client.communication import agreement
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_compat.torch_api.algorithms import Algorithm, AlgorithmImpl
 from bagua_compat.torch_api.algorithms.decentralized import (
@@ -385,7 +385,7 @@ def test_buckets_are_baguas_and_gradients_are_there(
 def _trained_with_sizes(by_rank: Sequence[dict[str, str]]) -> list[Any]:
     with (
         mock.patch.dict(os.environ, by_rank[dist.get_rank()]),
-        mock.patch.object(verdict, "ANSWER_SECONDS", 2.0),
+        mock.patch.object(agreement, "ANSWER_SECONDS", 2.0),
     ):
         return _watched(False)[0]
 

@@ -9,8 +9,10 @@ import enum
 import importlib
 import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 from bagua_client.launcher import replace_torchs_class
@@ -74,3 +76,9 @@ def train(run: Run, scenario: str) -> Trained:
             del os.environ[variable]
     dist.barrier()  # What one rank has written, another may still read.
     return trained
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skip without them. Not imported here: the ranks do that, with ours in torch's place."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")

@@ -13,9 +13,8 @@ import pytest
 
 from bagua_client import Configuration
 from tests.client.agent.scripted_service import ScriptedService
-from tests.integrations.arms import Arm
+from tests.integrations.arms import Arm, needs
 from tests.integrations.conftest import Arms
-from tests.integrations.lacking import needs
 
 pytestmark = pytest.mark.slow
 
@@ -78,18 +77,14 @@ def case(scenario: str, arm: Arm, *more: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("arm", "scenario"),
-    [case(scenario, arm) for scenario, arm in BY_HAND.items()],
+    ("arm", "scenario"), [case(scenario, arm) for scenario, arm in BY_HAND.items()]
 )
 def test_buckets_are_recut_by_hand(arms: Arms, arm: Arm, scenario: str) -> None:
     for trained in arms.compare(arm, scenario):
         assert trained.refusals == set()
 
 
-@pytest.mark.parametrize(
-    ("arm", "scenario", "times"),
-    [case(*each) for each in TUNED],
-)
+@pytest.mark.parametrize(("arm", "scenario", "times"), [case(*each) for each in TUNED])
 def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: int) -> None:
     with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
         ranks = arms.compare(arm, scenario, times, service.url, cuts=FEWEST_TRIED)
@@ -99,10 +94,7 @@ def test_configurations_are_tried(arms: Arms, arm: Arm, scenario: str, times: in
         assert len(trained.configurations & words) >= FEWEST_TRIED
 
 
-@pytest.mark.parametrize(
-    ("arm", "scenario", "by_hand"),
-    [case(*each) for each in LEFT_ALONE],
-)
+@pytest.mark.parametrize(("arm", "scenario", "by_hand"), [case(*each) for each in LEFT_ALONE])
 def test_what_a_recut_would_spoil_is_left_alone(
     arms: Arms, arm: Arm, scenario: str, by_hand: bool
 ) -> None:

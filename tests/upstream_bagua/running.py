@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bagua_client.launcher.job_environment import AS_BAGUA
+from bagua_client.launcher import AS_BAGUA
 from tests.outside import BAGUA, folder_of
 from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.support.harness import print_table
 
 COMPRESSION = {"_bounds", "_quantise", "_quantise_ranges", "_sum"}
-"""What ``bagua_client/compression/triton_kernels.py`` launches."""
+"""What ``bagua_client/triton_kernels.py`` launches."""
 MARK = "spin_kernel"
 """A part of the name of the kernel of ``torch.cuda._sleep``, with which the profiled steps begin
 and end; nothing else launches it."""

@@ -19,7 +19,7 @@ import skopt.space
 
 from bagua_autotune.model.knobs import SPACE, Categorical, LogInteger
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_client.agent.pace import DROPPED_STEPS
+from bagua_client.agent.report import DROPPED_STEPS
 from bagua_simulator import Simulator
 from bagua_wire.configuration import Configuration
 from benchmarks.support.noise.weather import Climate, Weather

@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -17,23 +16,25 @@ import torch.distributed as dist
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
-from bagua_client.agent.correspondence import Correspondence
-from bagua_client.agent.job import name_of, nothing_to_try, tell_left_alone
+from bagua_client.agent.job import Correspondence, name_of, nothing_to_try, tell_left_alone
 from bagua_client.agent.turns import Turn, turns
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
-from bagua_client.communication.agreement import Group, Vote, attempt, destroy, rank_in
-from bagua_client.communication.communicator import (
-    CONNECT_SECONDS,
-    Communicator,
+from bagua_client.communication.agreement import (
+    REFUSAL,
+    Group,
+    Vote,
+    attempt,
+    destroy,
+    outnumbered,
+    rank_in,
+    verdict,
 )
-from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
+from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration_file import ConfigurationFile
-from bagua_client.environment import Environment
-from bagua_client.knob_choices import Choice
+from bagua_client.environment import Choice, Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover
-from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.looks import NotTuned, seen, together
 from bagua_client.tunable.tunable import Tunable
 from bagua_wire.knobs import KNOBS
@@ -94,14 +95,10 @@ def control_group(communicator: Communicator) -> Group:
     group: Group = None
     error = ""
     try:
-        group = communicator.new_group(
-            [range(communicator.world_size)], "gloo", timedelta(seconds=CONNECT_SECONDS)
-        )
+        group = communicator.new_gloo_group([range(communicator.world_size)])
     except Exception as failure:
         error = str(failure)
     if _agreed(communicator, error) and group is not None:
-        usual = torch_groups.timeout_of(communicator.everyone, communicator.device)
-        torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
         return group
     destroy(group)
     raise NotTuned(NO_CONTROL_GROUP)

@@ -33,10 +33,18 @@ from typing import Any
 
 import torch
 
-from bagua_client.agent.correspondence import Command, Correspondence
+from bagua_client.agent.job import Command, Correspondence
 from bagua_client.agent.outcome import Outcome, awaited
-from bagua_client.agent.pace import Detail, Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
+from bagua_client.agent.report import (
+    LARGEST_REPORT,
+    Detail,
+    Exchange,
+    Message,
+    Pace,
+    Report,
+    Stop,
+    ending,
+)
 from bagua_client.communication.agreement import Group, destroy
 from bagua_client.environment import Environment
 from bagua_client.guard import LossGuard

@@ -21,10 +21,9 @@ from bagua_client.announcement import ENDED_FIRST, announce, before_that
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import StepCount
-from bagua_client.result_line import write_result_line
 from bagua_client.torch_private.wrapper import called_untraced
 from bagua_client.tunable.tunable import Tunable
-from bagua_client.tuning import State, Tuning, tell
+from bagua_client.tuning import State, Tuning, tell, write_result_line
 
 logger = logging.getLogger(__name__)
 

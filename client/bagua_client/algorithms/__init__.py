@@ -3,17 +3,13 @@
 from bagua_client.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, offered, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
-from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
-from bagua_client.algorithms.gradient_allreduce import (
-    DEFAULT_ALGORITHM,
-    GradientAllReduceAlgorithm,
-)
-from bagua_client.algorithms.low_precision_decentralized import (
+from bagua_client.algorithms.decentralized import (
+    DecentralizedAlgorithm,
     LowPrecisionDecentralizedAlgorithm,
 )
+from bagua_client.algorithms.gradient_allreduce import DEFAULT_ALGORITHM, GradientAllReduceAlgorithm
 from bagua_client.algorithms.powersgd import PowerSGDAlgorithm
-from bagua_client.algorithms.qadam import QAdamAlgorithm
-from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_client.algorithms.qadam import QAdamAlgorithm, QAdamOptimizer
 from bagua_client.algorithms.quantized import QuantizedAlgorithm
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.algorithms.base import Algorithm, register
-from bagua_client.algorithms.weights import Weights
+from bagua_client.algorithms.base import Algorithm, Weights, register
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
@@ -80,10 +79,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
     obstacle = "under an asynchronous algorithm the ranks do not step together"
 
     def __init__(
-        self,
-        peer_selection_mode: str = "all",
-        sync_interval_ms: int = 500,
-        warmup_steps: int = 0,
+        self, peer_selection_mode: str = "all", sync_interval_ms: int = 500, warmup_steps: int = 0
     ) -> None:
         if peer_selection_mode != "all":
             raise ValueError(f"peer_selection_mode must be 'all', not {peer_selection_mode!r}")

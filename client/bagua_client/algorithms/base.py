@@ -1,23 +1,78 @@
-"""Algorithms: how the replicas of a model are kept together, or the parts of one."""
+"""Algorithms: how the replicas of a model are kept together, or the parts of one. What all of them
+have and see of a model, and which of them a model may have."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.algorithms.weights import LayoutState, Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.link import Link
 from bagua_client.communication.operations import AllReduce, Operation
+from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
+
+
+class Weights(Protocol):
+    """A model's weights as flat tensors, for an algorithm that communicates weights.
+
+    Attributes:
+        parameters: the model's parameters.
+        communicator: the process groups of the ranks that train the model.
+    """
+
+    parameters: Sequence[torch.nn.Parameter]
+    communicator: Communicator
+
+    @property
+    def whole(self) -> list[list[torch.nn.Parameter]]:
+        """All parameters, in one bucket for each dtype and device."""
+
+    @property
+    def buckets(self) -> list[list[torch.nn.Parameter]]:
+        """All parameters, in the buckets in force."""
+
+    @property
+    def reduces_by_node(self) -> bool:
+        """Whether each exchange is among one rank of each node, not among all ranks."""
+
+    def flat(
+        self, parameters: Sequence[torch.nn.Parameter], is_summed: bool = True
+    ) -> torch.Tensor:
+        """A flat copy of the values of ``parameters``, padded with zeros to a length that can
+        travel.
+
+        Args:
+            is_summed: the ranks' will be added up, or scaled before that: of 16-bit numbers as
+                float32, else rounding would change replicas that are equal, and a sum overflow.
+        """
+
+    def carry(self, flat: torch.Tensor) -> Arrival:
+        """Start the algorithm's chain on ``flat``."""
+
+    def write(self, parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
+        """Copy the values of ``flat``, which has the layout of :meth:`flat`, to ``parameters``."""
+
+
+class LayoutState(Protocol):
+    """What a checkpoint holds of the buckets."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values, the same on all ranks."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` gave. It is taken up before the first step, if all
+        ranks have loaded the same.
+        """
 
 
 class Algorithm:
@@ -354,3 +409,70 @@ def offered(name: str, parameters: Collection[torch.Tensor]) -> Algorithm | None
     make = getattr(declaration, "offered", None)  # A class has it; what makes instances may not.
     found: Algorithm | None = declaration() if make is None else make(parameters)
     return found
+
+
+class Declared:
+    """The algorithms of one model.
+
+    Args:
+        own: the algorithm that the model came with.
+        kind: of the model: ``replicated`` or ``sharded``.
+
+    Attributes:
+        own: see above.
+        parameters: of the model.
+
+    Raises:
+        ValueError: its algorithm is not for such models.
+    """
+
+    def __init__(
+        self,
+        own: Algorithm,
+        kind: str,
+        parameters: Sequence[torch.Tensor],
+        communicator: Communicator,
+    ) -> None:
+        self.own = own
+        self._kind = kind
+        self.parameters = parameters
+        self._communicator = communicator
+        self._check(own)
+
+    def named(self, configuration: Configuration) -> Configuration:
+        """``configuration``, without the algorithm's name if the model came with it."""
+        if configuration.algorithm != self.own.name:
+            return configuration
+        return replace(configuration, algorithm="")
+
+    def choices(self, allowed: Collection[str]) -> list[Algorithm]:
+        """The model's own algorithm, then those of ``allowed`` that work on it."""
+        registry = GlobalAlgorithmRegistry
+        names = [name for name in registry.available_algorithms() if name in allowed]
+        possible = [n for n in names if n != self.own.name and registry.is_for(n, self._kind)]
+        others = [offered(name, self.parameters) for name in possible]
+        return [self.own, *(each for each in others if each is not None)]
+
+    def new(self, configuration: Configuration) -> Algorithm:
+        """A new instance of the algorithm that ``configuration`` names, for this model alone.
+
+        Raises:
+            ValueError: there is none, or it does not work on this model.
+        """
+        declared: Algorithm | None = self.own
+        if configuration.algorithm:
+            try:
+                declared = offered(configuration.algorithm, self.parameters)
+            except KeyError as error:
+                raise ValueError(error.args[0]) from None
+        if declared is None:
+            raise ValueError(f"{configuration.algorithm} does not work on this model")
+        self._check(declared)
+        return declared.reify(self._communicator)
+
+    def _check(self, algorithm: Algorithm) -> None:
+        if self._kind not in algorithm.models:
+            kinds = " and ".join(algorithm.models)
+            raise ValueError(
+                f"{algorithm.name} is for {kinds} models, and this one is {self._kind}"
+            )

@@ -1,4 +1,7 @@
-"""Gradients averaged over all ranks in every step: DistributedDataParallel's own algorithm."""
+"""Gradients averaged over all ranks in every step: DistributedDataParallel's own algorithm.
+
+It stands alone because Bagua has a module of this name, for which bagua_compat gives this one.
+"""
 
 from __future__ import annotations
 

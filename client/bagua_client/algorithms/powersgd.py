@@ -15,7 +15,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.low_rank import LowRankBucket, LowRankSum
+from bagua_client.communication.compressed import LowRankBucket, LowRankSum
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import power_sgd
@@ -88,9 +88,7 @@ class Starts:
         self._kept.load(state["starts"] if is_same else {}, names)
 
 
-def _in_turn(
-    shapes: Sequence[tuple[int, int]],
-) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
+def _in_turn(shapes: Sequence[tuple[int, int]]) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
     """What splits a flat tensor into matrices of these shapes, one after the other."""
 
     def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -109,11 +107,10 @@ class PowerSGDAlgorithm(Algorithm):
     """PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727), with the arguments of torch's
     PowerSGDState and, bit for bit, the numbers of torch's hook on the same buckets.
 
-    A gradient of n rows travels as P (n x rank) and Q (m x rank); see
-    :class:`bagua_client.communication.low_rank.LowRankSum`. What has one dimension, or is too small
-    to gain, travels as it is. Errors and Q belong to parameters, so they follow every re-cut. With
-    nodes that sum up inside first (``shards`` too: a matrix cannot be cut) one rank of each node
-    compresses the node's sum.
+    A gradient of n rows travels as P (n x rank) and Q (m x rank); see :class:`LowRankSum`. What has
+    one dimension, or is too small to gain, travels as it is. Errors and Q belong to parameters, so
+    they follow every re-cut. With nodes that sum up inside first (``shards`` too: a matrix cannot
+    be cut) one rank of each node compresses the node's sum.
 
     Args:
         matrix_approximation_rank: how many columns P and Q have.

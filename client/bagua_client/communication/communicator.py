@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication import nccl, spares
+from bagua_client.communication import process_groups
 from bagua_client.communication.agreement import Group
 from bagua_client.communication.operations import (
     AllGatherShards,
@@ -56,6 +56,11 @@ _groups_made = 0
 a new one would find the old addresses in the store."""
 
 
+def device_for(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+    """What a model on this device communicates from: over gloo the CPU."""
+    return torch.device("cpu") if dist.get_backend(group) == dist.Backend.GLOO else device
+
+
 class Communicator:
     """The process groups of the ranks that train one model. All ranks must make theirs together.
 
@@ -66,7 +71,7 @@ class Communicator:
     that each operation of an exchange has its own group.
 
     On CUDA each chain is issued as a whole, in the order of the layout, whatever its channel. The
-    kernels of several NCCL groups fit on the GPU together (see nccl).
+    kernels of several NCCL groups fit on the GPU together (see process_groups).
 
     Attributes:
         group: the process group of all these ranks, in which they agree; None: there is but this
@@ -146,7 +151,7 @@ class Communicator:
         """The highest number of channels possible; equal on all ranks with the same devices."""
         if self.obstacle:
             return 1
-        return nccl.most_channels(self.device) if self._is_nccl else max(CHANNELS_VALUES)
+        return process_groups.most_channels(self.device) if self._is_nccl else max(CHANNELS_VALUES)
 
     @property
     def _is_nccl(self) -> bool:
@@ -228,7 +233,7 @@ class Communicator:
         """The model is gone on this rank: its groups are there for the next one. Not collective."""
         while self._made:
             group, (kind, birth) = self._made.popitem()
-            spares.keep(kind, birth, group)
+            process_groups.keep(kind, birth, group)
 
     def leave(self) -> None:
         """Let go of all groups but the user's, which was destroyed, or is not the model's any more.
@@ -326,15 +331,19 @@ class Communicator:
         self, partition: Sequence[Sequence[int]], by_node: bool
     ) -> dist.ProcessGroup:
         if dist.get_backend(self.everyone) == "gloo":
-            # A rank that cannot must not hold the others up for as long as a collective may take.
-            group = self.new_group(partition, "gloo", timedelta(seconds=CONNECT_SECONDS))
-            usual = torch_groups.timeout_of(self.everyone, self.device)
-            torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
-            return group
+            return self.new_gloo_group(partition)
         if not self._is_nccl:
             return self.new_group(partition)
         name = torch_groups.backend_name(self.everyone, self.device)
-        return self.new_group(partition, name, options=nccl.options(self.device, by_node))
+        return self.new_group(partition, name, options=process_groups.options(self.device, by_node))
+
+    def new_gloo_group(self, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """See :meth:`new_group`. A rank that cannot make it holds the others up only for as long as
+        connecting may take, and not for as long as a collective may."""
+        group = self.new_group(partition, "gloo", timedelta(seconds=CONNECT_SECONDS))
+        usual = torch_groups.timeout_of(self.everyone, self.device)
+        torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
+        return group
 
     def new_group(
         self,
@@ -362,10 +371,10 @@ class Communicator:
         backend = backend or dist.get_backend(self.everyone)
         if options is not None:
             torch_groups.set_timeout_in(options, timeout)
-        limit = None if options is None else nccl.limit_of(options)
+        limit = None if options is None else process_groups.limit_of(options)
         kind = (tuple(map(tuple, parts)), backend, timeout, limit)
         birth, spare = self._next_number(kind, partition)
-        own = spares.take(kind, spare) if spare is not None else None
+        own = process_groups.take(kind, spare) if spare is not None else None
         for part, ranks in zip(parts, partition, strict=True) if own is None else ():
             if self.world_size == dist.get_world_size():
                 group = dist.new_group(part, timeout, backend, options)
@@ -391,7 +400,7 @@ class Communicator:
         highest = max(len(torch_groups.pg_names()), _groups_made)
         if self._failure is not None:
             highest = FAILED
-        own = torch.tensor([highest, *spares.offer(kind)], device=self.device)
+        own = torch.tensor([highest, *process_groups.offer(kind)], device=self.device)
         gathered = [torch.zeros_like(own) for _ in range(self.world_size)]
         dist.all_gather(gathered, own, group=self.everyone)
         by_rank = torch.stack(gathered).tolist()
@@ -401,7 +410,7 @@ class Communicator:
             raise self._failure or _FailedElsewhere(f"rank {ranks} could not make a group")
         birth = max(number for number, *_ in by_rank)
         _groups_made = birth + 1
-        return birth, spares.choose([offers for _, *offers in by_rank], partition)
+        return birth, process_groups.choose([offers for _, *offers in by_rank], partition)
 
 
 class _FailedElsewhere(RuntimeError):

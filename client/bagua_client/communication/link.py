@@ -10,13 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.communication.operations import all_gather, reduce_scatter
 from bagua_wire.cutting import SMALLEST_STRIPE_BYTES
 
 ALIGNED_ELEMENTS = 64
 """Each stripe begins at a multiple of this many elements: NCCL copies 16 bytes at a time."""
-
-_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Link:
@@ -41,7 +39,7 @@ class Link:
             part: (elements,), contiguous: this rank's.
             by_rank: (ranks, elements), contiguous: a row for each rank.
         """
-        self._exchange(part, by_rank, _all_gather)
+        self._exchange(part, by_rank, all_gather)
 
     def reduce_scatter(self, by_rank: torch.Tensor, part: torch.Tensor, op: Any) -> None:
         """Reduce the ranks' tensors; each rank keeps its row.
@@ -51,7 +49,7 @@ class Link:
             part: (elements,), contiguous: this rank's row, reduced.
             op: torch's.
         """
-        self._exchange(by_rank, part, partial(_reduce_scatter, op=op))
+        self._exchange(by_rank, part, partial(reduce_scatter, op=op))
 
     def all_reduce(self, whole: torch.Tensor, op: Any) -> None:
         """Reduce the ranks' tensors, in place.

@@ -87,10 +87,7 @@ class _Chain:
     """A chain on its way through the threads."""
 
     def __init__(
-        self,
-        flat: torch.Tensor,
-        operations: Sequence[Operation],
-        on_end: Callable[[], None] | None,
+        self, flat: torch.Tensor, operations: Sequence[Operation], on_end: Callable[[], None] | None
     ) -> None:
         self.flat = flat
         self.operations = operations

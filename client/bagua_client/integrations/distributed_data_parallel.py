@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -15,13 +17,13 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
+from bagua_client.communication.agreement import REFUSAL, UNSET, Vote, agreed
+from bagua_client.communication.communicator import Communicator, device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.new_tunable import agree_on_size, channels_of, new_tunable
 from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.single_model import is_alone, tune_single
-from bagua_client.integrations.start import Beginning
-from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
+from bagua_client.integrations.tuned_model import WHILE_TUNED, Beginning, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,
@@ -30,7 +32,7 @@ from bagua_client.reducer.offer import (
     refusal_of,
 )
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from bagua_client.result_line import write_result_line
+from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.groups import free_after
 from bagua_client.torch_private.reducer import (
     DEFAULT_CAPS,
@@ -40,12 +42,30 @@ from bagua_client.torch_private.reducer import (
     user_hook_of,
 )
 from bagua_client.torch_private.sharded import is_sharded
-from bagua_client.torch_private.wrapper import WithMoments, is_composed, signature_of_wrapper
-from bagua_client.tunable.looks import NotTuned, a_look, seen
+from bagua_client.torch_private.wrapper import (
+    WithMoments,
+    is_composed,
+    parameters_of,
+    signature_of_wrapper,
+)
+from bagua_client.tunable.looks import NotTuned, a_look, seen, together
+from bagua_client.tuning import write_result_line
 from bagua_client.zero import is_engine
 from bagua_wire.knobs import MIB
 
-# What a rank does once it has no more inputs than the others (torch's join).
+logger = logging.getLogger(__name__)
+
+COMPOSED = (
+    "torch's composable replicate() makes the model's wrapper in the first forward pass; without "
+    "tune(), a script that python -m bagua_client --autotune starts is tuned then"
+)
+CHANGED = "the model has another process group than it was wrapped with"
+DESTROYED = "the process group that the model was wrapped with was destroyed"
+CHANNELS, SIZE = "BAGUA_DEFAULT_CHANNELS", "BAGUA_DEFAULT_BUCKET_SIZE"
+DIFFERS = "it has another value on rank {} than on the other ranks; set the same value on all ranks"
+
+Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 class Joined(JoinHook):
@@ -63,19 +83,6 @@ class Joined(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._hook.post_hook(is_last_joiner)
         self._tunable.joins(False)
-
-
-logger = logging.getLogger(__name__)
-
-COMPOSED = (
-    "torch's composable replicate() makes the model's wrapper in the first forward pass; without "
-    "tune(), a script that python -m bagua_client --autotune starts is tuned then"
-)
-CHANGED = "the model has another process group than it was wrapped with"
-DESTROYED = "the process group that the model was wrapped with was destroyed"
-
-Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 class DistributedDataParallel(TunedModel, WithMoments):
@@ -161,7 +168,10 @@ class DistributedDataParallel(TunedModel, WithMoments):
             )
         if leaves_first_step_out(self):
             raise RuntimeError(LEAVES_FIRST_STEP_OUT)
-        return self._reconfigure(tunable_of(self), configuration)
+        return super().reconfigure(configuration)
+
+    def _made(self) -> TunableReducer:
+        return tunable_of(self)
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return torch's hook: while ranks may end their training one by one, nothing is tuned."""
@@ -255,10 +265,7 @@ DistributedDataParallel.__signature__ = _signature()  # type: ignore[attr-define
 
 
 def tune(
-    model: Wrapper,
-    *,
-    optimizers: Optimizers = None,
-    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+    model: Wrapper, *, optimizers: Optimizers = None, algorithm: str | Algorithm = DEFAULT_ALGORITHM
 ) -> Wrapper:
     """Have a model tuned that is wrapped or sharded already, or that this process trains by itself,
     in place. All ranks must call it, before the first step or between two steps.
@@ -386,3 +393,77 @@ def _listed(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizers must be torch optimizers, not {optimizer!r}")
     return listed
+
+
+# The reducer that a wrapper is tuned by, and the buckets and channels that it starts with
+
+
+def channels_of(wrapper: DistributedDataParallel, environment: Environment) -> int:
+    """The number of channels asked for; 1 where the buckets are not ours to carry, or the ranks ask
+    for different numbers. The same on all ranks."""
+    asked = environment.default_channels
+    if not environment.asks:
+        return 1
+    answer = UNSET if asked == 1 else str(asked)
+    if asked > 1 and (obstacle := _channels_obstacle(wrapper)):
+        answer = f"{REFUSAL}{obstacle}"
+    return asked if agreed(wrapper.process_group, CHANNELS, answer, DIFFERS) else 1
+
+
+@a_look
+def _channels_obstacle(wrapper: DistributedDataParallel) -> str:
+    if obstacle := refusal_of(wrapper, torchs.caps_of(wrapper)):
+        return obstacle
+    is_theirs = torchs.user_hook_of(wrapper) is not None
+    return "the training's own communication hook carries the buckets" if is_theirs else ""
+
+
+def agree_on_size(wrapper: DistributedDataParallel, size_bytes: int | None) -> None:
+    """Cut a new wrapper's buckets as torch does by default, unless all ranks cut them to this size.
+
+    Args:
+        size_bytes: what they were cut to; None: it is not set on this rank.
+    """
+    group = wrapper.process_group
+    if not seen(lambda: torchs.has_reducer(wrapper), True) or dist.get_world_size(group) == 1:
+        return
+    answer = UNSET if size_bytes is None else str(size_bytes)
+    if not agreed(group, SIZE, answer, DIFFERS) and size_bytes is not None:
+        hook = torchs.user_hook_of(wrapper)
+        torchs.new_reducer(wrapper, parameters_of(wrapper), torchs.DEFAULT_CAPS)
+        wrapper.bucket_bytes_cap = torchs.DEFAULT_CAPS.bucket_bytes
+        if hook is not None:
+            torchs.register_user_hook(wrapper, hook, None)
+
+
+def new_tunable(
+    wrapper: DistributedDataParallel, algorithm: Algorithm, channels: int = 1
+) -> TunableReducer:
+    """The reducer of ``wrapper``, with a communicator of its own. All ranks call it together.
+
+    Args:
+        channels: to start from, as far as there is room for them on all ranks.
+
+    Raises:
+        NotTuned: a rank cannot make it, and the algorithm is the default, which torch has anyway.
+        ValueError: another algorithm does not work for this model.
+    """
+    group = wrapper.process_group
+    communicator = Communicator(group, device_for(group, wrapper.device))
+    if channels > 1:
+        # GPUs of different kinds have room for different numbers.
+        room = seen(lambda: communicator.most_channels, 1)
+        most = min(Vote(room, group, communicator.device).values())
+        if channels > most and communicator.rank == 0:
+            obstacle = communicator.obstacle or f"a GPU has room for {most}"
+            logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", channels, obstacle)
+        channels = min(channels, most)
+    make = partial(TunableReducer, wrapper, algorithm, communicator)
+    if algorithm.name == DEFAULT_ALGORITHM:
+        tunable = together(make, TunableReducer.forget, group, communicator.device)
+    else:
+        tunable = make()
+    weakref.finalize(wrapper, communicator.close).atexit = False
+    if channels > 1:
+        tunable.start_from(replace(tunable.default, channels=channels))
+    return tunable

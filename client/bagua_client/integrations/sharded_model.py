@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
-from bagua_client.communication.agreement import Vote
-from bagua_client.communication.verdict import named
+from bagua_client.communication.agreement import Vote, named
+from bagua_client.communication.communicator import device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.start import Beginning
-from bagua_client.integrations.tuned_model import TunedModel, become
+from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
 from bagua_client.layout import digest_of
 from bagua_client.sharded.offer import default_of, refusal_of, specs_of
 from bagua_client.sharded.traffic import ShardCommunicator, group_of
@@ -70,19 +69,8 @@ class ShardedModel(TunedModel):
         if self._tunable is not None:
             self._tunable.micro_batches.told_last = is_last
 
-    def reconfigure(self, configuration: Configuration) -> bool:
-        """Change the settings, from the next forward pass for training on. All ranks must call it
-        in the same step, after the first one. Units are merged only once two more steps have shown
-        the order in which the model uses them.
-
-        Returns:
-            Whether all ranks agreed; if not, the log has the reason, and all return to the default
-            configuration.
-
-        Raises:
-            RuntimeError: the job is being tuned; or the model cannot be tuned, or not yet.
-        """
-        return self._reconfigure(tunable_of(self), configuration)
+    def _made(self) -> TunableUnits:
+        return tunable_of(self)
 
 
 def tunable_of(model: ShardedModel) -> TunableUnits:
@@ -213,8 +201,7 @@ def _new_tunable(
     model: torch.nn.Module, units: Sequence[Unit], algorithm: Algorithm
 ) -> TunableUnits:
     group = _group_of(units)
-    on_cpu = dist.get_backend(group) == dist.Backend.GLOO
-    device = torch.device("cpu") if on_cpu else units[0].device
+    device = device_for(group, units[0].device)
     _check_alike(units, group, device)
     shards, copies = (
         [[dist.get_group_rank(group, rank) for rank in ranks] for ranks in sets]

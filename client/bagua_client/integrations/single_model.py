@@ -22,10 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.announcement import announce
-from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.start import Beginning
-from bagua_client.integrations.tuned_model import TunedModel, become
+from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
 from bagua_client.single import TunableSingle, refusal_of, trains
 from bagua_client.torch_private.wrapper import is_composed, uncompiled
 from bagua_client.tunable.looks import seen, together
@@ -68,17 +66,8 @@ class SingleModel(TunedModel):
     def _tuned_rank(self) -> int:
         return 0
 
-    def reconfigure(self, configuration: Configuration) -> bool:
-        """Change the settings, from the next forward pass for training on, after the first one.
-
-        Returns:
-            Whether the model can have them; if not, the log has the reason, and it returns to the
-            default configuration.
-
-        Raises:
-            RuntimeError: the job is being tuned; or the model cannot be tuned, or not yet.
-        """
-        return self._reconfigure(tunable_of(self), configuration)
+    def _made(self) -> TunableSingle:
+        return tunable_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with _as_it_was(self):

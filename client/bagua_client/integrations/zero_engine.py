@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
-from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.communicator import Communicator, device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.start import Beginning
-from bagua_client.integrations.tuned_model import TunedModel, become
+from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
 from bagua_client.tunable.looks import a_look, seen, together
 from bagua_client.zero import Buckets, TunableEngine, default_of, refusal_of
 
@@ -36,18 +35,8 @@ class TunedEngine(TunedModel):
     def _given_configuration(self) -> Configuration:
         return Configuration() if refusal_of(self) else default_of(Buckets(self))
 
-    def reconfigure(self, configuration: Configuration) -> bool:
-        """Change the sizes: at once, or where a step has begun, at its end. All ranks must call it
-        in the same place.
-
-        Returns:
-            Whether all ranks agreed; if not, the log has the reason, and all return to the default
-            configuration.
-
-        Raises:
-            RuntimeError: the job is being tuned; or none of the engine's sizes can be changed.
-        """
-        return self._reconfigure(tunable_of(self), configuration)
+    def _made(self) -> TunableEngine:
+        return tunable_of(self)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the engine's own class does it. In most calls of an accumulation nothing steps."""
@@ -68,8 +57,7 @@ def tunable_of(engine: Any) -> TunableEngine:
         if refusal := refusal_of(engine):
             raise RuntimeError(f"the engine's sizes cannot be changed: {refusal}")
         buckets = Buckets(engine)
-        on_cpu = dist.get_backend(buckets.group) == dist.Backend.GLOO
-        device = torch.device("cpu") if on_cpu else buckets.device
+        device = device_for(buckets.group, buckets.device)
         communicator = Communicator(buckets.group, device)
         weakref.finalize(engine, communicator.close).atexit = False
         make = partial(TunableEngine, engine, buckets, communicator)
@@ -98,10 +86,7 @@ def tune_engine(
 
 
 def _begin(
-    engine: Any,
-    environment: Environment,
-    optimizers: Sequence[torch.optim.Optimizer],
-    reason: str,
+    engine: Any, environment: Environment, optimizers: Sequence[torch.optim.Optimizer], reason: str
 ) -> None:
     """Args:
     reason: why the engine is none of ours; empty: it is.

@@ -11,10 +11,15 @@ from torch.optim import Optimizer
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
-from bagua_client.lightning import checkpoint as checkpoints
-from bagua_client.lightning.checkpoint import Kept, Resumed
-from bagua_client.lightning.choice import AlgorithmChoice, part
-from bagua_client.lightning.interlude import Interlude
+from bagua_client.lightning.shared import (
+    CHECKPOINT_KEY,
+    AlgorithmChoice,
+    Interlude,
+    Kept,
+    Resumed,
+    part,
+    resumed,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric.accelerators.accelerator import Accelerator
@@ -117,16 +122,16 @@ class WithAlgorithmInFabric(DDPStrategy):
                 stack.enter_context(self.paused(wrapper))
                 if (kept := Kept.of(wrapper.algorithm)) is not None:
                     saved[name] = kept.collect(self._convert_stateful_objects_in_state(state, {}))
-            state = {**state, checkpoints.KEY: saved} if saved else state
+            state = {**state, CHECKPOINT_KEY: saved} if saved else state
             super().save_checkpoint(path, state, *arguments, **further)
 
     def load_checkpoint(self, path: Any, state: Any = None, *arguments: Any, **further: Any) -> Any:
         rest = super().load_checkpoint(path, state, *arguments, **further)
         if not isinstance(state, dict) or not state:
             return rest
-        saved = rest.pop(checkpoints.KEY, {})
+        saved = rest.pop(CHECKPOINT_KEY, {})
         for name, wrapper in _wrappers_in(state).items():
-            found = checkpoints.find(saved.get(name), wrapper.algorithm)
+            found = resumed(saved.get(name), wrapper.algorithm)
             if found is not None:
                 self._restore(found, state, wrapper)
         return rest

@@ -10,10 +10,14 @@ import torch
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
-from bagua_client.lightning import checkpoint as checkpoints
-from bagua_client.lightning.checkpoint import Kept
-from bagua_client.lightning.choice import AlgorithmChoice, part
-from bagua_client.lightning.interlude import Interlude
+from bagua_client.lightning.shared import (
+    CHECKPOINT_KEY,
+    AlgorithmChoice,
+    Interlude,
+    Kept,
+    part,
+    resumed,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
@@ -149,14 +153,14 @@ class WithAlgorithm(DDPStrategy):
         kept = self._kept()
         if kept is not None and "optimizer_states" in checkpoint and not self._is_interrupted:
             replica = {name: checkpoint[name] for name in ("state_dict", "optimizer_states")}
-            checkpoint[checkpoints.KEY] = kept.collect(replica)
+            checkpoint[CHECKPOINT_KEY] = kept.collect(replica)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
         if self._wrapper is None:
             return
-        found = checkpoints.find(checkpoint.get(checkpoints.KEY), self._wrapper.algorithm)
+        found = resumed(checkpoint.get(CHECKPOINT_KEY), self._wrapper.algorithm)
         if found is None:
             return
         if found.replica is not None:

@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bagua_client.communication.nccl import GROUPS_BY_NODE
+from bagua_client.communication.process_groups import GROUPS_BY_NODE
 from bagua_client.configuration import Configuration
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording

@@ -13,9 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms.base import Declared, LayoutState
 from bagua_client.algorithms.companion import in_order
-from bagua_client.algorithms.declared import Declared
-from bagua_client.algorithms.weights import LayoutState
 from bagua_client.communication.agreement import Group, Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWeights:
-    """A model's weights; see :class:`bagua_client.algorithms.weights.Weights`.
+    """A model's weights; see :class:`bagua_client.algorithms.base.Weights`.
 
     Args:
         layout: returns the layout in force.

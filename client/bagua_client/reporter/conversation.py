@@ -26,11 +26,9 @@ from bagua_client.measuring.profiler import Recording
 from bagua_client.reporter.drift import DriftWatch
 from bagua_client.reporter.handover import Handover, is_of
 from bagua_client.reporter.inbox import Event, GatheredTimes, Inbox, Message
-from bagua_client.service.absence import SILENT_SECONDS, Absence
-from bagua_client.service.breaker import Connection, Stopped
-from bagua_client.service.client import JobState, Progress, StepTimes
+from bagua_client.service.breaker import SILENT_SECONDS, Absence, Connection, Stopped
+from bagua_client.service.client import JobState, Progress, ServiceRefused, StepTimes
 from bagua_client.service.sidecar import SidecarError
-from bagua_client.service.transport import ServiceRefused
 from bagua_wire.messages import DISAGREED, GIVING_UP, RENEWAL_SECONDS, VOIDING
 
 # Puts the ranks' step times together: a step is told once it has those of all ranks.

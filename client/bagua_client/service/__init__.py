@@ -1,1 +1,1 @@
-"""The service as a process reaches it: requests that are repeated, the breaker, its start."""
+"""The service as a process reaches it: requests that are repeated, and its start."""

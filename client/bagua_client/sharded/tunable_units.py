@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
-from bagua_client.algorithms.declared import Declared
+from bagua_client.algorithms.base import Declared
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, plan
 from bagua_client.sharded.memory import UnitsMemory

@@ -17,10 +17,27 @@ from typing import Any
 
 LIGHTNING = "lightning", "pytorch_lightning"
 """The same library under its two names; each has a list of strategies of its own."""
-
-
 REPLICATES = "torch.distributed._composable.replicate_with_fsdp", "replicate"
 """Where torch has its other function that makes a model one as ``fully_shard`` does."""
+SHARDED = "does not tune what fully_shard shards", "replacement", "follow_fully_shard"
+WHEN_IMPORTED = (
+    (
+        "torch",
+        "trains with torch's own DistributedDataParallel and is not tuned",
+        "replacement",
+        "replace_torchs_class",
+    ),
+    (
+        "torch",
+        "does not tune what a process trains by itself",
+        "single_model",
+        "follow_first_model",
+    ),
+    ("torch.distributed.fsdp", *SHARDED),
+    (REPLICATES[0], *SHARDED, *REPLICATES),
+    ("deepspeed", "does not tune DeepSpeed's engines", "replacement", "follow_deepspeed"),
+)
+"""By the module: what is not done where it fails, and what does it, of ``integrations``."""
 
 
 class AfterImport:
@@ -55,32 +72,15 @@ class AfterImport:
         return spec
 
 
-def _replace() -> None:
-    try:
-        importlib.import_module("bagua_client.integrations.replacement").replace_torchs_class()
-    except Exception as error:
-        _say(f"trains with torch's own DistributedDataParallel and is not tuned: {error!r}")
+def _attempt(fails: str, module: str, function: str, *given: str) -> Callable[[], None]:
+    def call() -> None:
+        try:
+            place = importlib.import_module(f"bagua_client.integrations.{module}")
+            getattr(place, function)(*given)
+        except Exception as error:
+            _say(f"{fails}: {error!r}")
 
-
-def _follow_sharding(*place: str) -> None:
-    try:
-        importlib.import_module("bagua_client.integrations.replacement").follow_fully_shard(*place)
-    except Exception as error:
-        _say(f"does not tune what fully_shard shards: {error!r}")
-
-
-def _follow_first_model() -> None:
-    try:
-        importlib.import_module("bagua_client.integrations.single_model").follow_first_model()
-    except Exception as error:
-        _say(f"does not tune what a process trains by itself: {error!r}")
-
-
-def _follow_engines() -> None:
-    try:
-        importlib.import_module("bagua_client.integrations.replacement").follow_deepspeed()
-    except Exception as error:
-        _say(f"does not tune DeepSpeed's engines: {error!r}")
+    return call
 
 
 def _register_strategies() -> None:
@@ -103,11 +103,8 @@ def _prepare() -> None:
         recorder = importlib.import_module("step_times").Recorder(file, int(steps))
         AfterImport("torch", recorder.begin)
     if os.environ.get("BAGUA_REPLACES_DDP") == "1":
-        AfterImport("torch", _replace)
-        AfterImport("torch", _follow_first_model)
-        AfterImport("torch.distributed.fsdp", _follow_sharding)
-        AfterImport(REPLICATES[0], lambda: _follow_sharding(*REPLICATES))
-        AfterImport("deepspeed", _follow_engines)
+        for name, fails, *what in WHEN_IMPORTED:
+            AfterImport(name, _attempt(fails, *what))
         for name in LIGHTNING:
             AfterImport(name, _register_strategies)
 

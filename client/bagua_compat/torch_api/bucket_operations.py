@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from bagua_client.algorithms.decentralized import MODES, peer_of
 from bagua_client.communication.compressed import CompressedSum, RingUpdate
-from bagua_client.communication.operations import AllReduce, Operation
-from bagua_client.communication.peers import PeerAverage, swap
+from bagua_client.communication.operations import AllReduce, Operation, PeerAverage, swap
 from bagua_compat.torch_api.communication import (
     BaguaProcessGroup,
     Communicator,

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, TypeVar
+from unittest import mock
 
 Configuration = dict[str, Any]
+
+
+def tuned_at(url: str, **more: str) -> AbstractContextManager[Any]:
+    """Models that are made in this context are tuned by the service there.
+
+    Args:
+        more: other variables; the names without ``BAGUA_AUTOTUNE_``.
+    """
+    variables = {f"BAGUA_AUTOTUNE_{name}": text for name, text in {"URL": url, **more}.items()}
+    return mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", **variables})
+
+
 Own = TypeVar("Own", bound="ScriptedService")
 
 RESULT = {

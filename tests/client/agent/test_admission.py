@@ -17,16 +17,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.utils.checkpoint import checkpoint
 
+import bagua_client
 from bagua_client import DistributedDataParallel, Tuning, tune
-from bagua_client.agent import admission, report
-from bagua_client.agent.job import name_of
-from bagua_client.communication import verdict
+from bagua_client.agent import admission, job, report
+from bagua_client.agent.job import describe_job, name_of, nothing_to_try
+from bagua_client.communication import agreement, communicator
+from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.environment import Environment
+from bagua_client.integrations import distributed_data_parallel, sharded_model
+from bagua_client.integrations.single_model import tunable_of
 from bagua_client.torch_private import reducer as torchs
 from tests.client.listening import logged
+from tests.client.test_single import BLOCKS, WIDTH, Model, Training
 from tests.ranks import RankPool
 from tests.strangers import lay
 
@@ -47,7 +53,7 @@ def _trains(model: Any) -> bool:
 
 
 def _with_a_rank_that_is_not_tuned(is_stock: bool) -> tuple[bool, list[str]]:
-    verdict.ANSWER_SECONDS = 3.0
+    agreement.ANSWER_SECONDS = 3.0
     is_other = dist.get_rank() == 1
     with _autotune(BAGUA_AUTOTUNE=str(int(is_stock or not is_other))) as lines:
         kind = Stock if is_stock and is_other else DistributedDataParallel
@@ -83,10 +89,13 @@ def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankP
 
 def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
     """``hidden``: gloo only notices when the ranks connect."""
-    admission.CONNECT_SECONDS = 3.0
     wrong = {"GLOO_SOCKET_IFNAME": "nosuch0"} if dist.get_rank() == rank else {}
     look = (lambda: "") if hidden else admission._device_error
-    with _autotune(**wrong) as lines, mock.patch.object(admission, "_device_error", look):
+    with (
+        _autotune(**wrong) as lines,
+        mock.patch.object(admission, "_device_error", look),
+        mock.patch.object(communicator, "CONNECT_SECONDS", 3.0),
+    ):
         return _trains(DistributedDataParallel(nn.Linear(4, 4))), lines
 
 
@@ -304,3 +313,74 @@ def test_no_two_sets_of_ranks_have_one_name() -> None:
     names = {name_of(Environment(job="long" * 60), "Linear", ranks, 1, 4096) for ranks in places}
     assert len(names) == len(places)
     assert all(len(name) <= 190 for name in names)
+
+
+REASON = f"{NOBODY_ELSE}; {job.NO_BLOCKS}"
+ALLOWED = frozenset({"bytegrad", "bf16"})
+
+
+def _wrapped(recomputes: bool) -> tuple[str, str, Any]:
+    """Why nothing is tried of a wrapper of one rank, at first and once its steps are known, and
+    what a job would be registered with."""
+    ours: Any = bagua_client.tune(Stock(Model(recomputes)))
+    tunable = distributed_data_parallel.tunable_of(ours)
+    first = nothing_to_try(tunable, ALLOWED)
+    tunable.attach()
+    Training(ours).run(5)
+    found = describe_job(tunable, Environment(), "alone")
+    return first, nothing_to_try(tunable, ALLOWED), found["knobs"]
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_wrapper_of_one_rank_offers_no_buckets(one_rank: RankPool, recomputes: bool) -> None:
+    ((first, later, knobs),) = one_rank.run(_wrapped, recomputes)
+    said = "" if recomputes else REASON
+    assert (first, later) == (said, said)
+    assert list(knobs) == (["recomputed_blocks"] if recomputes else [])
+
+
+def test_a_single_process_describes_itself_by_its_parameters() -> None:
+    ours: Any = bagua_client.tune(Model())
+    training = Training(ours)
+    training.run(2)
+    assert ours.reconfigure(bagua_client.Configuration())
+    training.run(4)
+    found = describe_job(tunable_of(ours), Environment(), "alone")
+    values = found["knobs"]["recomputed_blocks"]["values"]
+    assert (values[0], min(values)) == (BLOCKS, 0)
+    assert found["default_configuration"] == {"recomputed_blocks": BLOCKS}
+    assert (found["world_size"], found["ranks_per_node"]) == (1, [1])
+    assert {each["name"] for each in found["tensors"]} == {n for n, _ in ours.named_parameters()}
+    assert "backend" not in found["software"]
+
+
+def test_a_model_with_nothing_to_try_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+    monkeypatch.setattr(job, "describe_job", None)
+    ours: Any = bagua_client.tune(nn.Linear(WIDTH, 1))
+    ours(torch.ones(1, WIDTH)).sum().backward()
+    assert ours.tuning.state == "off"
+    assert ours.tuning.reason == REASON
+    assert not ours._forward_hooks
+    assert not ours._forward_pre_hooks
+
+
+def _sharded() -> tuple[str, list[float], list[float]]:
+    """What a sharded model of one rank is tuned as, and its losses beside an untouched one's."""
+    found = []
+    for is_ours in (False, True):
+        model: Any = Model()
+        for block in model.blocks:
+            fully_shard(block)
+        model = fully_shard(model)
+        ours = bagua_client.tune(model) if is_ours else model
+        found.append(Training(ours).run(7, {1: BLOCKS, 4: 1, 6: 0} if is_ours else {}))
+    return type(sharded_model.tunable_of(ours)).__name__, *found
+
+
+def test_what_fully_shard_leaves_on_one_rank_is_changed_as_well(one_rank: RankPool) -> None:
+    ((kind, untouched, changed),) = one_rank.run(_sharded)
+    assert kind == "TunableSingle"
+    assert changed == untouched

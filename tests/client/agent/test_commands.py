@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import time
 from itertools import groupby
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import pace
+from bagua_client.agent import report
 from bagua_client.agent.report import ROOM_BYTES
 from bagua_client.integrations.distributed_data_parallel import tunable_of
+from bagua_client.measuring.clock import CpuClock
 from bagua_client.torch_private import reducer as torchs
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
 
 MOST_STEPS = 4000
@@ -34,12 +36,9 @@ def _tune(
     url: str, last: Configuration = TRIED[-1], count: int = 10
 ) -> list[tuple[Configuration, list[int], float]]:
     """After each step the configuration, the tensors by bucket, and a gradient's value."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
     layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(count)]
-    try:
+    with tuned_at(url):
         model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"]
     seen = []
     while len(seen) < MOST_STEPS and (model.is_tuning or model.configuration != last):
         model.zero_grad()
@@ -84,7 +83,7 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
 
 def _tune_long_steps(url: str, last: Configuration) -> None:
     """As if the hook were a small part of a step."""
-    with mock.patch.object(pace, "MOST_SHARE", math.inf):
+    with mock.patch.object(report, "MOST_SHARE", math.inf):
         _tune(url, last)
 
 
@@ -123,11 +122,8 @@ def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) ->
 def _set_by_hand(url: str) -> tuple[str, Configuration, bool]:
     """What is said to who sets a configuration during a tuning; what is in force at its end, and
     whether one can be set then."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    try:
+    with tuned_at(url):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"]
     with pytest.raises(RuntimeError) as refusal:
         model.reconfigure(Configuration(1))
     for _ in range(MOST_STEPS):
@@ -144,3 +140,61 @@ def test_nothing_is_set_by_hand_during_a_tuning(four_ranks: RankPool) -> None:
             assert "is being tuned" in message
             assert kept == TRIED[1]
             assert is_set
+
+
+STEPS = 2
+STEP_SECONDS = 0.01
+
+
+class _LaggingClock:
+    """Knows a mark once the training has made so many steps more."""
+
+    def __init__(self, lag_steps: int) -> None:
+        self.step, self._lag_steps = 0, lag_steps
+        self._made_in: dict[float, int] = {}
+
+    def mark(self) -> float:
+        now = time.perf_counter()
+        self._made_in[now] = self.step
+        return now
+
+    def is_known(self, mark: float) -> bool:
+        return self.step >= self._made_in[mark] + self._lag_steps
+
+
+def _tune_knowing_late(url: str, lag_steps: int) -> None:
+    clock = _LaggingClock(lag_steps)
+    with (
+        tuned_at(url),
+        mock.patch.object(CpuClock, "mark", staticmethod(clock.mark)),
+        mock.patch.object(CpuClock, "is_known", lambda _, mark: clock.is_known(mark)),
+    ):
+        model = DistributedDataParallel(torch.nn.Linear(32, 32))
+        while model.is_tuning:
+            clock.step += 1
+            time.sleep(STEP_SECONDS)
+            model(torch.ones(1, 32)).sum().backward()
+
+
+def _last_steps(service: ScriptedService) -> dict[int, tuple[list[int], int]]:
+    """By trial its steps, and the first step under the next one."""
+    told: dict[int, list[int]] = {}
+    for body in service.bodies("observations"):
+        told.setdefault(body["trial"], []).extend(step["step"] for step in body["steps"])
+    switched: dict[int, Any] = {b["trial"]: b["step"] for b in service.bodies("switched")}
+    return {trial: (told[trial], switched[trial + 1]) for trial in told if trial + 1 in switched}
+
+
+@pytest.mark.parametrize("lag_steps", [0, 2])
+def test_all_steps_of_a_trial_up_to_the_switch_are_told(
+    two_ranks: RankPool, lag_steps: int
+) -> None:
+    sizes = [{"bucket_bytes": 1000 * size} for size in range(1, 7)]
+    with ScriptedService([sizes], steps=STEPS) as service:
+        two_ranks.run(_tune_knowing_late, service.url, lag_steps)
+        found = _last_steps(service)
+    assert len(found) == len(sizes) - 1
+    for steps, switched in found.values():
+        assert steps == list(range(steps[0], steps[-1] + 1))
+        # The two steps of the switch are of neither.
+        assert steps[-1] == switched - 2

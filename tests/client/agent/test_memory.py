@@ -3,7 +3,6 @@ same step."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -14,7 +13,7 @@ import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded.tunable_units import default_of
 from bagua_client.torch_private.sharded import units_of
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.client.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
 from tests.ranks import RankPool
@@ -31,12 +30,9 @@ def _default() -> dict[str, Any]:
 def _tune(url: str, room_bytes: int, retries_at: int) -> tuple[list[int], str, str]:
     """The kept units in each step. Rank 1 has so much room, and its allocator tries again where so
     many are kept."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    model: Any = bagua_client.tune(sharded(KIND))
-    try:
+    with tuned_at(url):
+        model: Any = bagua_client.tune(sharded(KIND))
         _, optimizer = train(model, KIND, {}, 1)
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"]
     tunable = tunable_of(model)
     is_own = dist.get_rank() == 1
     allowed_bytes = REST_BYTES + (room_bytes if is_own else 10**6)
@@ -82,16 +78,13 @@ def test_what_does_not_fit_is_left(two_ranks: RankPool) -> None:
 
 
 def _untold(url: str) -> bool:
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    model: Any = bagua_client.tune(sharded(KIND))
-    try:
+    with tuned_at(url):
+        model: Any = bagua_client.tune(sharded(KIND))
         train(model, KIND, {}, 1)
-        for _ in range(MOST_STEPS):
-            if not model.is_tuning:
-                break
-            train(model, KIND, {}, 1)
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"]
+    for _ in range(MOST_STEPS):
+        if not model.is_tuning:
+            break
+        train(model, KIND, {}, 1)
     tuning = model.tuning
     return (tuning.state, tuning.peak_bytes, tuning.device_bytes) == ("finished", None, None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,9 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import correspondence
+from bagua_client.agent import job
 from bagua_client.agent.outcome import Outcome
-from bagua_client.agent.pace import Pace
+from bagua_client.agent.report import Pace
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
 from bagua_client.guard import LossGuard
 from bagua_client.measuring.clock import CpuClock, StepTimer
@@ -31,7 +30,7 @@ from bagua_client.reporter.inbox import Inbox
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.tunable.tunable import Timeline
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.client.listening import logged
 from tests.ranks import RankPool
 
@@ -76,7 +75,7 @@ ON_RANK_0 = [
     (Reporter, "look"),
     (Reporter, "take_command"),
     (Inbox, "put"),
-    (correspondence, "describe_job"),
+    (job, "describe_job"),
 ]
 MOST_STEPS = 1000
 TRIAL = {"bucket_bytes": 25 * 2**20}
@@ -135,10 +134,9 @@ def _failing(owner: Any, name: str, rank: int) -> Iterator[list[int]]:
 def _train(algorithm: str, url: str, owner: Any, name: str, rank: int, usual: Any) -> str:
     """What is wrong; empty: nothing."""
     place = f"{owner.__name__.rpartition('.')[2]}.{name}"
-    tuned = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
-    tuned["BAGUA_AUTOTUNE_JOB"] = f"{algorithm} {place} {rank}"
     gc.collect()  # What is left of other models observes each optimizer's steps, too, and fails.
-    told_to_all, environment = logged(logging.WARNING), mock.patch.dict(os.environ, tuned)
+    told_to_all = logged(logging.WARNING)
+    environment = tuned_at(url, JOB=f"{algorithm} {place} {rank}")
     with told_to_all as lines, _failing(owner, name, rank) as hits, environment:
         training, weights, left = _Training(algorithm), [], 3
         while left and training.steps < MOST_STEPS:

@@ -27,10 +27,8 @@ from bagua_client.agent import agent, outcome
 from bagua_client.announcement import ENDED_FIRST
 from bagua_client.environment import Environment
 from bagua_client.measuring import rank_measurement
-from bagua_client.reporter.reporter import Reporter
-from bagua_client.result_line import write_result_line
-from bagua_client.service.client import JobState
-from tests.client.agent.scripted_service import RESULT, ScriptedService
+from bagua_client.tuning import write_result_line
+from tests.client.agent.scripted_service import RESULT, ScriptedService, tuned_at
 from tests.client.agent.test_watching import MadeUpClock
 from tests.client.listening import logged
 from tests.ranks import RankPool
@@ -39,11 +37,6 @@ FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "channels": 2}]
 SECOND = [{"bucket_bytes": 5000}, {"bucket_bytes": 2000}]
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 MOST_STEPS = 4000
-
-
-def _service_at(url: str, **more: str) -> Any:
-    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": "j"}
-    return mock.patch.dict(os.environ, {**variables, **more})
 
 
 class _Job:
@@ -107,7 +100,7 @@ def _two_rounds(url: str, path: str, stock: bool) -> dict[str, Any]:
     once = bagua_client.on_tuned(removed.append)
     timed = mock.patch.object(rank_measurement, "clock_for", return_value=clock)
     with logged(logging.ERROR) as lines, timed:
-        with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        with tuned_at(url, JOB="j", RESULT=path):
             kept.append(job := _Job(stock))
         begun = job.model.tuning
         job.train(clock, 0.1, until="tuning")
@@ -184,10 +177,7 @@ def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
             raise MemoryError("of this rank alone")
         return original(guard)
 
-    with (
-        mock.patch.object(agent.LossGuard, "take", take),
-        _service_at(url, BAGUA_AUTOTUNE_RESULT=path),
-    ):
+    with mock.patch.object(agent.LossGuard, "take", take), tuned_at(url, JOB="j", RESULT=path):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
         for _ in range(MOST_STEPS):  # without an optimizer: told before the next forward pass
             model(torch.ones(1, 16)).sum().backward()
@@ -212,7 +202,7 @@ def test_an_error_on_one_rank_is_the_reason_on_all(two_ranks: RankPool, tmp_path
 def _without_a_result(url: str, path: str) -> list[str]:
     """For several models one after the other, what their tuning is."""
     found = [str(DistributedDataParallel(torch.nn.Linear(4, 4)).tuning)]
-    with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+    with tuned_at(url, JOB="j", RESULT=path):
         job = _Job()
         job.train(MadeUpClock(), 0.1, until="tuning")
         del job  # the training ends
@@ -235,7 +225,7 @@ def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path)
 
 def _drop(url: str) -> bool:
     """Whether a model is gone that was dropped before its result could be told."""
-    with _service_at(url):
+    with tuned_at(url, JOB="j"):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
     for _ in range(MOST_STEPS):
         model(torch.ones(1, 16)).sum().backward()
@@ -262,7 +252,7 @@ def ending_ranks() -> Iterator[RankPool]:
 
 def _leave(url: str, path: str) -> int:
     """What the interpreter does at its end; how many steps were made until then."""
-    with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+    with tuned_at(url, JOB="j", RESULT=path):
         job = _Job()
     job.train(MadeUpClock(), 0.1, until="tuning")
     if (child := os.fork()) == 0:
@@ -295,7 +285,7 @@ def _leave_in_second_round(url: str, path: str) -> list[str]:
     """What is said at the end."""
     clock = MadeUpClock()
     with mock.patch.object(rank_measurement, "clock_for", return_value=clock):
-        with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        with tuned_at(url, JOB="j", RESULT=path):
             job = _Job()
         job.train(clock, 0.1, until="finished")
         job.train(clock, 0.1, steps=300)
@@ -323,7 +313,7 @@ def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_wh
 def _waits(url: str) -> tuple[list[str], list[str]]:
     """The reasons in turn, and what is said."""
     with logged() as lines:
-        with _service_at(url):
+        with tuned_at(url, JOB="j"):
             first, second = (
                 DistributedDataParallel(torch.nn.Linear(3, 3)).eval() for _ in range(2)
             )
@@ -367,34 +357,6 @@ def test_what_a_model_waits_for_is_its_reason_and_is_said(two_ranks: RankPool) -
     assert len(ends) == 2
     assert all(end.startswith("autotune: the model was never tuned; this waited") for end in ends)
     assert silent == []
-
-
-def test_a_service_that_refuses_the_job_is_the_reason() -> None:
-    description = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
-    with ScriptedService([FIRST], refuses={"PUT": 422}) as service:
-        reporter = Reporter(Environment(url=service.url), description)
-        deadline = time.monotonic() + 60
-        while (command := reporter.take_command()) is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        reporter.finish()
-    told = json.loads(command)["told"]
-    assert told["state"] == "failed"
-    assert "not here" in told["reason"]
-
-
-def test_a_service_that_says_less_or_nonsense_is_borne() -> None:
-    document: dict[str, Any] = {
-        "trial": None,
-        "configuration": {},
-        "progress": {"trials_measured": 0, "max_trials": 1, "speedup": None},
-        "deciding": False,
-        "round": 0,
-        "result": {"summary": "earlier", "low": None, "high": float("inf"), "trials": 3},
-    }
-    assert JobState.from_json(document).result == {"trials": 3}
-    document["progress"]["speedup"] = float("inf")  # no line of JSON could say it
-    assert JobState.from_json(document).speedup is None
 
 
 def test_only_a_function_can_be_called() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent.turns import IDLE_REDUCTIONS, IDLE_SECONDS, LEASE_SECONDS, Turn, Turns
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
 
 
@@ -161,13 +160,13 @@ def test_without_the_store_nobody_waits(caplog: pytest.LogCaptureFixture) -> Non
 
 def _stages(url: str) -> list[str]:
     """Two pipeline stages of two ranks each, and a model of all ranks."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_JOB="stages")
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     stage = dist.get_rank() // 2
-    models = [
-        DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
-        for group in (groups[stage], None)
-    ]
+    with tuned_at(url, JOB="stages"):
+        models = [
+            DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+            for group in (groups[stage], None)
+        ]
     is_tuning = torch.ones(1)
     while is_tuning:
         for _ in range(10):
@@ -175,8 +174,6 @@ def _stages(url: str) -> list[str]:
                 model(torch.ones(2, 4)).sum().backward()
         is_tuning[:] = any(model.is_tuning for model in models)
         dist.all_reduce(is_tuning, op=dist.ReduceOp.MAX)
-    for name in ("BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_URL", "BAGUA_AUTOTUNE_JOB"):
-        del os.environ[name]  # Other tests use these ranks.
     # The pool's ranks may have wrapped models for other tests, which then have the first numbers.
     return [model.tuning.job.partition("#")[0] for model in models]
 

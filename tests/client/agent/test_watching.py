@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from bagua_client.agent import Agent, State
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
 
 FIRST = {"bucket_bytes": 3000}
@@ -64,14 +63,9 @@ class _Job:
 
 @contextmanager
 def _job(url: str) -> Iterator[_Job]:
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    clock, clock_for = MadeUpClock(), rank_measurement.clock_for
-    rank_measurement.clock_for = lambda _: clock  # type: ignore[assignment]
-    try:
+    clock = MadeUpClock()
+    with tuned_at(url), mock.patch.object(rank_measurement, "clock_for", return_value=clock):
         yield _Job(clock)
-    finally:
-        rank_measurement.clock_for = clock_for
-        del os.environ["BAGUA_AUTOTUNE"]
 
 
 def _two_rounds(url: str) -> tuple[list[tuple[bool, Configuration]], int, list[int]]:
@@ -86,9 +80,7 @@ def _two_rounds(url: str) -> tuple[list[tuple[bool, Configuration]], int, list[i
         return job.seen, changed, groups
 
 
-def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
-    four_ranks: RankPool,
-) -> None:
+def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(four_ranks: RankPool) -> None:
     with ScriptedService([FLAT, SECOND]) as service:
         first, *others = four_ranks.run(_two_rounds, service.url)
         (drift,) = service.bodies("drift")
@@ -195,9 +187,7 @@ def _after_an_unfinished_one(url: str) -> list[Configuration]:
         return [first.model.configuration, second.model.configuration]
 
 
-def test_a_model_that_trains_no_more_does_not_hold_up_the_next(
-    two_ranks: RankPool,
-) -> None:
+def test_a_model_that_trains_no_more_does_not_hold_up_the_next(two_ranks: RankPool) -> None:
     with ScriptedService([[FIRST]]) as service:
         for first, second in two_ranks.run(_after_an_unfinished_one, service.url):
             assert first != Configuration(3000)
@@ -207,7 +197,7 @@ def test_a_model_that_trains_no_more_does_not_hold_up_the_next(
 def _watched_steps(url: str, kept: int, find_unused: bool) -> tuple[int, int, int]:
     """Of six reductions some time after a tuning: how many were counted, and the buckets that our
     hook was given; and the buckets of a step."""
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+    with tuned_at(url):
         layers = [torch.nn.Linear(16, 16) for _ in range(4)]
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from tests.client.algorithms.reference import byte_sum
-from tests.client.algorithms.small import small_model
+from tests.client.algorithms.small import SeesBuckets, small_model, summed_gradients
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
@@ -23,17 +22,8 @@ pytestmark = pytest.mark.slow
 WARM_UP, STEPS, RATE, BETAS, SMALL = 5, 20, 0.01, (0.9, 0.999), 1e-8
 
 
-class Seen(QAdamAlgorithm):
-    """Notes which weights each bucket of a step holds, in their order."""
-
-    buckets: list[list[int]]
-
-    def reify(self, communicator: Any) -> QAdamAlgorithm:
-        return self
-
-    def departs(self, bucket: Any, wire: torch.Tensor) -> None:
-        self.buckets.append([id(parameter) for parameter in bucket.parameters()])
-        super().departs(bucket, wire)
+class Seen(SeesBuckets, QAdamAlgorithm):
+    pass
 
 
 def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -54,14 +44,7 @@ class Reference:
 
     def step(self, ranks: int, passes: int, buckets: list[list[int]]) -> None:
         self.t += 1
-        local = []
-        for rank in range(ranks):
-            sums = [torch.zeros_like(w) for w in self.weights]
-            for at in range(passes):
-                loss = _loss(self.model, rank, passes * self.t + at)
-                for total, each in zip(sums, torch.autograd.grad(loss, self.weights), strict=True):
-                    total += each
-            local.append(sums)
+        local = [summed_gradients(self.model, rank, self.t, passes, _loss) for rank in range(ranks)]
         with torch.no_grad():
             if self.t <= WARM_UP:
                 self._warm_up(local)
@@ -174,9 +157,7 @@ def _convolved(channels_last: bool) -> list[float]:
     return found
 
 
-def test_weights_in_another_order_of_dimensions_have_their_own_momenta(
-    two_ranks: RankPool,
-) -> None:
+def test_weights_in_another_order_of_dimensions_have_their_own_momenta(two_ranks: RankPool) -> None:
     plain, last = (two_ranks.run(_convolved, way)[0] for way in (False, True))
     assert last == pytest.approx(plain, rel=2e-3)
 
@@ -262,23 +243,3 @@ def _other_steps() -> str:
 def test_ranks_whose_optimizers_have_made_other_steps_are_told(two_ranks: RankPool) -> None:
     for said in two_ranks.run(_other_steps):
         assert "rank 1 has not made as many steps as the others" in said
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"lr": -1.0},
-        {"eps": -1.0},
-        {"betas": (1.0, 0.9)},
-        {"betas": (0.9, 1.0)},
-        {"warmup_steps": 0},
-    ],
-)
-def test_numbers_outside_their_domain_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="invalid"):
-        QAdamOptimizer([nn.Parameter(torch.zeros(1))], **wrong)
-
-
-def test_another_optimizer_is_refused() -> None:
-    with pytest.raises(TypeError, match="needs a QAdamOptimizer"):
-        QAdamAlgorithm(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))  # type: ignore[arg-type]

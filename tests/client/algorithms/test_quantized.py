@@ -291,13 +291,6 @@ def test_what_is_not_for_a_model_is_refused(two_ranks: RankPool) -> None:
         ]
 
 
-def test_what_it_cannot_do_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match="neither the weights nor the gradients"):
-        QuantizedAlgorithm(weights=False, gradients=False)
-    with pytest.raises(ValueError, match="a range must have"):
-        QuantizedAlgorithm(range_elements=1000)
-
-
 def _offered(allowed: set[str]) -> list[list[Any]]:
     model: Any = bagua_client.tune(sharded(Kind()))
     train(model, Kind(), {}, 1)

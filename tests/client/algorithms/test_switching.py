@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.algorithms import QAdamOptimizer
-from tests.client.agent.scripted_service import ScriptedService
+from bagua_client.algorithms import ByteGradAlgorithm, QAdamOptimizer
+from bagua_client.testing.algorithms import Made, Training
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
@@ -74,13 +75,14 @@ def test_the_state_of_the_newest_optimizer_is_made_equal(two_ranks: RankPool) ->
         assert apart < 1e-6
 
 
-def _tuned(url: str, allowed: str, tells: bool) -> tuple[list[str], float, list[str]]:
+def _tuned_model(url: str, allowed: str) -> DistributedDataParallel:
+    with tuned_at(url, ALLOW=allowed):
+        return DistributedDataParallel(small_model())
+
+
+def _tuned(url: str, allowed: str, tells: bool) -> tuple[list[str], float]:
     """What was in force, in turn; how far apart the ranks are at the end."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW=allowed)
-    try:
-        model = DistributedDataParallel(small_model())
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    model = _tuned_model(url, allowed)
     optimizer = QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=2)
     rank, seen = dist.get_rank(), []
     for step in range(MOST_STEPS):
@@ -95,7 +97,7 @@ def _tuned(url: str, allowed: str, tells: bool) -> tuple[list[str], float, list[
         seen.append(str(model.configuration))
     model(torch.ones(1, 7)).sum().backward()
     apart = _spread(_state_of(model, optimizer))
-    return [words for words, _ in groupby(seen)], apart, []
+    return [words for words, _ in groupby(seen)], apart
 
 
 def test_a_tuning_goes_through_all_of_them(four_ranks: RankPool) -> None:
@@ -108,7 +110,7 @@ def test_a_tuning_goes_through_all_of_them(four_ranks: RankPool) -> None:
     assert (first, sorted(others)) == ("gradient_allreduce", sorted(OTHERS))
     assert registration["default_configuration"]["algorithm"] == "gradient_allreduce"
     assert measured == set(range(len(TRIED)))
-    for words, apart, _ in found:
+    for words, apart in found:
         assert words[-len(TRIED) :] == [str(configuration) for configuration in TRIED]
         assert apart < 1e-6
 
@@ -116,11 +118,7 @@ def test_a_tuning_goes_through_all_of_them(four_ranks: RankPool) -> None:
 def _counted(url: str, steps: int) -> tuple[list[str], int]:
     """A training of so many steps, in which rank 1 is slow: what was in force, in turn; and by how
     many steps this rank was ahead of another at most."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW="async")
-    try:
-        model = DistributedDataParallel(small_model())
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    model = _tuned_model(url, "async")
     store, rank, seen, ahead = dist.distributed_c10d._get_default_store(), dist.get_rank(), [], 0
     key = f"bagua-test/steps of {url}"
     for step in range(steps):
@@ -152,11 +150,7 @@ def test_after_apart_trials_all_ranks_have_made_as_many_steps(two_ranks: RankPoo
 
 def _suffers(url: str) -> tuple[list[str], int]:
     """What was in force, in turn; the loss is that of a training that bytegrad harms."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW="bytegrad")
-    try:
-        model = DistributedDataParallel(small_model())
-    finally:
-        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    model = _tuned_model(url, "bytegrad")
     seen = []
     for step in range(MOST_STEPS):
         if not model.is_tuning and len(seen) > 10:
@@ -193,3 +187,66 @@ def test_none_is_tried_where_nobody_tells_the_loss(two_ranks: RankPool) -> None:
         (registration,) = service.bodies("PUT")
     assert "algorithm" not in registration["knobs"]
     assert registration["knobs"]["wire_precision"]["values"] == ["as_is", "bf16"]
+
+
+BYTEGRAD = Made(ByteGradAlgorithm)
+SMALL_BYTES = 300
+
+
+def _loaded_otherwise(rank_without: int | None, options: dict[str, Any]) -> tuple[list[str], int]:
+    """The names of the first bucket in the first step of a training that goes on, and the bytes of
+    a bucket afterwards."""
+    straight = Training(BYTEGRAD)
+    for step in range(3):
+        straight.step(step)
+    assert straight.recut(bucket_bytes=SMALL_BYTES, first_bucket_bytes=0)
+    straight.step(3)
+    resumed = Training(BYTEGRAD, **options)
+    if dist.get_rank() != rank_without:
+        resumed.load(straight.save())
+    seen: list[str] = []
+    algorithm = resumed.model.algorithm
+    departs = algorithm.departs
+
+    def look(bucket: Any, wire: torch.Tensor) -> None:
+        if not seen:
+            seen.extend(algorithm.names[id(parameter)] for parameter in bucket.parameters())
+        departs(bucket, wire)
+
+    algorithm.departs = look  # type: ignore[method-assign]
+    resumed.step(4)
+    return seen, resumed.model.configuration.bucket_bytes
+
+
+LISTED = ["last.weight", "last.bias", "first.weight", "first.bias", "norm.weight", "norm.bias"]
+
+
+@pytest.mark.parametrize(("rank_without", "is_taken"), [(None, True), (1, False), (0, False)])
+def test_the_buckets_are_taken_up_if_all_ranks_have_loaded_them(
+    two_ranks: RankPool, rank_without: int | None, is_taken: bool
+) -> None:
+    for first, size_bytes in two_ranks.run(_loaded_otherwise, rank_without, {}):
+        assert (first != LISTED) is is_taken
+        assert (size_bytes == SMALL_BYTES) is is_taken
+
+
+def test_a_script_that_asks_for_other_buckets_gets_them_in_the_known_order(
+    two_ranks: RankPool,
+) -> None:
+    for first, size_bytes in two_ranks.run(_loaded_otherwise, None, {"bucket_cap_mb": 1}):
+        assert first[0] in ("last.bias", "last.weight")
+        assert first != LISTED
+        assert size_bytes == 2**20
+
+
+def _of_another_model() -> bool:
+    """Whether it trains, with the buckets of a new training."""
+    resumed = Training(BYTEGRAD)
+    state = resumed.model.algorithm.state_dict()
+    state["layout"]["order"] = ["another.weight"]
+    resumed.model.algorithm.load_state_dict(state)
+    return resumed.step(0) == Training(BYTEGRAD).step(0)
+
+
+def test_the_buckets_of_another_model_are_left(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_of_another_model) == [True, True]

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
 from bagua_client import Configuration
-from bagua_client.agent import pace
+from bagua_client.agent import report
 from bagua_client.communication import link
 from tests.client.listening import logged
 
@@ -226,7 +226,7 @@ def beside_torch(
         # Small, so that these small models travel in stripes, too.
         small = {"SMALLEST_STRIPE_BYTES": 16, "ALIGNED_ELEMENTS": 2}
         stack.enter_context(mock.patch.multiple(link, **small))
-        stack.enter_context(mock.patch.object(pace, "MOST_SHARE", math.inf))
+        stack.enter_context(mock.patch.object(report, "MOST_SHARE", math.inf))
         warnings = stack.enter_context(logged(logging.WARNING))
         ours = _run(training, Run(True, is_sharded, None, tried, is_spoilt))
         found, tuning = ours.state(), ours.tuning

@@ -13,13 +13,15 @@ import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.job import describe_job
-from bagua_client.communication import spares
+from bagua_client.communication import process_groups
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import tunable_of
+from bagua_client.reducer.offer import ReplicatedOffer
 from bagua_client.torch_private import groups as torch_groups
+from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -89,10 +91,7 @@ SHARDS = ["ReduceScatter", "OnShard", "AllGatherShards"]
     ],
 )
 def test_every_chain_leaves_the_sum_on_every_rank(
-    request: pytest.FixtureRequest,
-    pool: str,
-    hierarchical: str,
-    operations: list[list[str]],
+    request: pytest.FixtureRequest, pool: str, hierarchical: str, operations: list[list[str]]
 ) -> None:
     ranks: RankPool = request.getfixturevalue(pool)
     assert ranks.run(_sum, hierarchical) == [(names, True) for names in operations]
@@ -268,7 +267,7 @@ def test_what_dropped_wrappers_leave_does_not_grow(three_ranks: RankPool) -> Non
 
 def _offer(**issued: int) -> list[int]:
     births = [int(name[1:]) for name in issued]
-    rest = [spares.NONE] * (spares.OFFERED - len(births))
+    rest = [process_groups.NONE] * (process_groups.OFFERED - len(births))
     return [*births, *rest, *issued.values(), *rest]
 
 
@@ -286,4 +285,47 @@ def _offer(**issued: int) -> list[int]:
 def test_groups_are_used_again_where_their_ranks_are_at_the_same_operation(
     offers: list[list[int]], birth: int | None
 ) -> None:
-    assert spares.choose(offers, [[0, 1], [2]]) == birth
+    assert process_groups.choose(offers, [[0, 1], [2]]) == birth
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 8, 20, 40, 58, 80, 108, 132, 148])
+def test_the_groups_in_use_at_once_fit_a_gpu(
+    multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_groups, "_multiprocessors", lambda device: multiprocessors)
+    channels = process_groups.most_channels(GPU)
+    assert channels in (1, 2, 4, 8, 16)
+    assert (
+        channels == 1
+        or 3 * channels * process_groups.most_blocks(GPU, by_node=True) <= multiprocessors
+    )
+    others = multiprocessors - (channels - 1) * process_groups.most_blocks(GPU, by_node=False)
+    assert others >= multiprocessors // 2  # are left to the user's own group
+
+
+def _offered_channels() -> list[object]:
+    """Of GPUs of one host, and of CPUs."""
+    found = []
+    for device in (CPU, GPU):
+        communicator = Communicator(_world(), CPU)
+        communicator.device = device
+        offer = ReplicatedOffer(
+            default=Configuration(),
+            communicator=communicator,
+            default_caps=Caps(1, 1),
+            tensors=(),
+            in_ready_order=True,
+            hook=None,
+        )
+        found += [offer.values()["channels"], len(offer.reasons())]
+    return found
+
+
+def test_between_the_gpus_of_one_host_there_is_one_channel(two_ranks: RankPool) -> None:
+    for every, no_reason, one, reason in two_ranks.run(_offered_channels):
+        assert every == [1, 2, 4, 8, 16]
+        assert one == [1]
+        assert reason == no_reason + 1

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from bagua_client import Configuration, DistributedDataParallel, tune
-from bagua_client.communication import verdict
+from bagua_client.communication import agreement
 from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import groups
 from bagua_client.torch_private.reducer import user_hook_of
@@ -53,7 +53,7 @@ def _train(
     with (
         logged(logging.WARNING) as lines,
         mock.patch.dict(os.environ, by_rank[dist.get_rank()]),
-        mock.patch.object(verdict, "ANSWER_SECONDS", patience_seconds),
+        mock.patch.object(agreement, "ANSWER_SECONDS", patience_seconds),
     ):
         model = (
             tune(Stock(plain, **options)) if in_place else DistributedDataParallel(plain, **options)

@@ -42,9 +42,6 @@ def _train_both(models: tuple[nn.Module, nn.Module], width: int = 6, steps: int 
             optimizer.step()
 
 
-# Replicas and buffers
-
-
 # Several groups and models
 
 

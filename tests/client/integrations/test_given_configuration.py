@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.communication import verdict
+from bagua_client.communication import agreement
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.layout import describe
 from bagua_client.torch_private import reducer as torchs
 from bagua_wire.configuration import described
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.client.listening import logged
 from tests.ranks import RankPool
 
@@ -53,8 +53,7 @@ def _train(path: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """Eight steps beside stock DDP. For each: what is in force, and the tensors by bucket."""
     with logged() as lines:
         found = _trained_beside_stock(path, options)
-    said = [line for line in lines if line.startswith("BAGUA_CONFIGURATION")]
-    return {**found, "lines": said}
+    return {**found, "lines": [line for line in lines if line.startswith("BAGUA_CONFIGURATION")]}
 
 
 def _trained_beside_stock(path: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +203,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_default_trains(
 
 
 def _on_rank(rank: int, this: str, others: str | None) -> tuple[Any, list[str]]:
-    verdict.ANSWER_SECONDS = 2.0
+    agreement.ANSWER_SECONDS = 2.0
     found = _train(this if dist.get_rank() == rank else others, {})
     return found["seen"][-1][0], found["lines"]
 
@@ -232,9 +231,8 @@ def test_a_file_that_differs_or_is_missing_on_a_rank_is_used_by_none(
 
 
 def _tuned(url: str, path: str) -> tuple[list[str], Configuration]:
-    more = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_CONFIGURATION": path}
     with logged(logging.WARNING) as lines:
-        with mock.patch.dict(os.environ, more):
+        with tuned_at(url), mock.patch.dict(os.environ, {"BAGUA_CONFIGURATION": path}):
             model = bagua_client.tune(Stock(_model()))
         assert isinstance(model, DistributedDataParallel)
         before = model.configuration

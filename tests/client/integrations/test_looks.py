@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.agent import admission, outcome
-from bagua_client.agent.correspondence import Correspondence
+from bagua_client.agent.job import Correspondence
 from bagua_client.checking import check
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.integrations import distributed_data_parallel as wrapping
@@ -184,9 +184,7 @@ Make = Callable[[bool], nn.Module]
 
 
 def _train(
-    make: Make,
-    is_ours: bool,
-    before_step: Callable[[int], object] = lambda _: None,
+    make: Make, is_ours: bool, before_step: Callable[[int], object] = lambda _: None
 ) -> list[torch.Tensor]:
     """The weights after each step."""
     model = make(is_ours)
@@ -263,10 +261,7 @@ def _all_fail(
 
 @pytest.mark.parametrize(
     ("kind", "is_on_all"),
-    [
-        *((kind, False) for kind in KINDS),
-        pytest.param("replicated", True, marks=pytest.mark.slow),
-    ],
+    [*((kind, False) for kind in KINDS), pytest.param("replicated", True, marks=pytest.mark.slow)],
 )
 def test_a_look_that_fails_is_one_line_and_changes_no_bit(
     two_ranks: RankPool, tmp_path: Path, kind: str, is_on_all: bool
@@ -362,7 +357,7 @@ import inspect, os
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 from bagua_client import DistributedDataParallel
-from bagua_client.lightning.choice import part
+from bagua_client.lightning.shared import part
 from bagua_client.torch_private.reducer import HAS_BUCKET_CAPS
 for size in ("", "4000"):
     os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = size
@@ -380,9 +375,7 @@ print(HAS_BUCKET_CAPS, *inspect.signature(DistributedDataParallel).parameters)
 
 
 @pytest.mark.slow
-def test_a_constructor_that_somebody_has_replaced_before_us_stays_in_force(
-    tmp_path: Path,
-) -> None:
+def test_a_constructor_that_somebody_has_replaced_before_us_stays_in_force(tmp_path: Path) -> None:
     done = start("-c", PROGRAM, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     error, parameters = done.stdout.splitlines()

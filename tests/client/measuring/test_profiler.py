@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import pace
+from bagua_client.agent import report
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.rank_measurement import StepBoundary
@@ -29,7 +29,7 @@ def _tune(url: str, backward_passes: int) -> list[int]:
     They are as short as those of no training; so the hook may take as much of them as it wants.
     """
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    with mock.patch.object(pace, "MOST_SHARE", math.inf):
+    with mock.patch.object(report, "MOST_SHARE", math.inf):
         return _train(backward_passes)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import bagua_client
 from bagua_client import DistributedDataParallel
-from bagua_client.agent import pace
+from bagua_client.agent import report
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.measuring.rank_measurement import BatchComplexity
 from bagua_client.tunable.passes import elements_in
@@ -47,7 +47,7 @@ def _tune(url: str, validate_every: int) -> None:
     with (
         mock.patch.dict(os.environ, variables),
         mock.patch.object(CpuClock, "mark", clock.mark),
-        mock.patch.object(pace, "MOST_SHARE", math.inf),  # The steps are far shorter than usual.
+        mock.patch.object(report, "MOST_SHARE", math.inf),  # The steps are far shorter than usual.
     ):
         model = DistributedDataParallel(torch.nn.Linear(32, 32))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

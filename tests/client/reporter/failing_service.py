@@ -11,7 +11,7 @@ from typing import Any
 from tests.client.agent.scripted_service import Configuration, ScriptedService
 
 WAYS = ("killed", "hangs", "server error")
-"""What else may be answered in its place is in tests/client/service/test_transport.py."""
+"""What else may be answered in its place is in tests/client/service/test_client.py."""
 
 
 class FailingService(ScriptedService):

@@ -23,11 +23,7 @@ from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_B
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service import breaker
-from bagua_client.service.absence import (
-    FIRST_REST_SECONDS,
-    SILENT_REDUCTIONS,
-    SILENT_SECONDS,
-)
+from bagua_client.service.breaker import FIRST_REST_SECONDS, SILENT_REDUCTIONS, SILENT_SECONDS
 from tests.client.reporter.failing_service import WAYS, FailingService
 
 DEFAULT, SLOW, WINNER, OTHER = ({"bucket_bytes": size} for size in (512, 1024, 2048, 4096))

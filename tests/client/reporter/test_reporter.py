@@ -24,7 +24,7 @@ from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.breaker import REGISTRATIONS
 from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService
-from tests.client.service.test_transport import listening, saying
+from tests.client.service.test_client import listening, saying
 
 SMALL, LARGE, OTHER = ({"bucket_bytes": size_bytes} for size_bytes in (1024, 2048, 4096))
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
@@ -299,9 +299,7 @@ def test_what_was_commanded_before_the_ranks_went_back_is_not_carried_out(
         assert command_of(reporter) == {"trial": 2, "configuration": OTHER, "watch": True}
 
 
-def test_a_client_that_gives_up_does_not_keep_what_it_has_yet_to_call_harmful(
-    start: Start,
-) -> None:
+def test_a_client_that_gives_up_does_not_keep_what_it_has_yet_to_call_harmful(start: Start) -> None:
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
         tuned(reporter)
@@ -329,7 +327,9 @@ def test_a_registration_that_is_wrong_ends_the_tuning_in_one_line(
     with ScriptedService([[SMALL]], refuses={"PUT": 422}) as service:
         reporter = start(service)
         default = DESCRIPTION["default_configuration"]
-        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": False}
+        command = json.loads(wait_for(reporter.take_command))
+        assert command.pop("told") == {"state": "failed", "reason": "not here"}
+        assert command == {"trial": None, "configuration": default, "watch": False}
         assert service.refused == REGISTRATIONS
     assert [record.getMessage() for record in caplog.records] == [
         "autotune is off for this job: not here"

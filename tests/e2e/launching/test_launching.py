@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from bagua_client.launcher.flags import FLAGS, GONE
+from bagua_client.launcher import FLAGS, GONE
 from tests import torchrun
 from tests.client.launcher.programs import start
 from tests.e2e.lines import others
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

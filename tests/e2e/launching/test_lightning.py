@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import LIMITS
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, needs("lightning")]

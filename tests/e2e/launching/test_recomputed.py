@@ -14,7 +14,7 @@ from tests.client.launcher.programs import start
 from tests.e2e.conftest import LIMITS
 from tests.e2e.lines import others
 from tests.e2e.service import ServiceProcess
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 from tests.torchrun import WORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import correspondence
+from bagua_client.agent import job
 
 STEP_SECONDS = 0.01
 DEFAULT = Configuration(first_bucket_bytes=1024**2)
@@ -156,4 +156,4 @@ def _misread_the_third_command() -> None:
             return Configuration(12345) if len(seen) == 3 else right
 
     # Of commands only: what all ranks are told of a result has configurations in it, too.
-    correspondence.Configuration = Misread  # type: ignore[misc]
+    job.Configuration = Misread  # type: ignore[misc]

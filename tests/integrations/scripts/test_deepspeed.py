@@ -14,7 +14,7 @@ import torch
 from bagua_client import Configuration
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

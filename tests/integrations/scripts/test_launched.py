@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.launcher.programs import start
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 from tests.torchrun import WORDS
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from bagua_client import Configuration
 from tests import torchrun
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

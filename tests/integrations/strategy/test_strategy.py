@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.arms import needs
 from tests.integrations.conftest import Arms
-from tests.integrations.lacking import needs
 from tests.integrations.strategy.sampled_fits import (
     check_by_length,
     check_kept,
@@ -19,11 +19,7 @@ from tests.integrations.strategy.strategy_loops import CHECKS, check
 
 pytestmark = pytest.mark.slow
 
-IN_BOTH = (
-    "equals ddp: plain",
-    "by name: qadam",
-    "fabric: resumed",
-)
+IN_BOTH = ("equals ddp: plain", "by name: qadam", "fabric: resumed")
 """The others would only show that Lightning is the same twice."""
 
 

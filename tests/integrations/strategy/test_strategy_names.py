@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bagua_client.algorithms import ByteGradAlgorithm, GlobalAlgorithmRegistry
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 
 PACKAGES = ("lightning", "pytorch_lightning")
 

@@ -114,12 +114,7 @@ def default(run: Run) -> Trained:
 
 def accumulation(run: Run) -> Trained:
     return _train(
-        run,
-        _llama(),
-        7,
-        bf16=True,
-        ddp_find_unused_parameters=False,
-        gradient_accumulation_steps=3,
+        run, _llama(), 7, bf16=True, ddp_find_unused_parameters=False, gradient_accumulation_steps=3
     )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import algorithms as ours
-from bagua_client.algorithms.weights import Weights
+from bagua_client.algorithms.base import Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.compressed import RingUpdate
 from bagua_client.communication.operations import AllReduce, Operation, Start

@@ -10,7 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
-from bagua_client.algorithms.weights import Weights
+from bagua_client.algorithms.base import Weights
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.client.tunable.recomputed.models import Kind, differs
-from tests.integrations.lacking import needs
+from tests.integrations.arms import needs
 
 UNITS: tuple[Mapping[str, Any], ...] = (
     {"kept_units": 3},

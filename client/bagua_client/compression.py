@@ -219,7 +219,7 @@ def _kernels(tensor: torch.Tensor) -> ModuleType | None:
     if tensor.device.type != "cuda":
         return None
     try:
-        from bagua_client.compression import triton_kernels
+        from bagua_client import triton_kernels
     except ImportError:
         return None
     return triton_kernels

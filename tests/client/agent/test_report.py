@@ -1,8 +1,7 @@
-"""Which steps of a trial are observed in detail, in whole tunings of real ranks."""
+"""How often the ranks report."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from typing import Any
@@ -13,12 +12,83 @@ import torch
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import Agent
-from bagua_client.agent.pace import MOST_WAITED_STEPS
+from bagua_client.agent.report import (
+    MOST_FOR_COST,
+    MOST_REDUCTIONS,
+    MOST_WAITED_STEPS,
+    SUSPICIOUS_REDUCTIONS,
+    Pace,
+)
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
-from tests.client.agent.scripted_service import ScriptedService
+from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "message_seconds", "reductions"),
+    [
+        (1.0, 0.001, 1),
+        (0.1, 0.0, 1),
+        (0.05, 0.0, 2),
+        (0.05, 0.0005, 3),  # 0.4 % of 3 steps of 50 ms
+        (0.05, 0.1, MOST_FOR_COST),
+        (0.001, 0.0, MOST_REDUCTIONS),
+    ],
+)
+def test_reports_are_as_frequent_as_they_are_cheap(
+    monkeypatch: pytest.MonkeyPatch, step_seconds: float, message_seconds: float, reductions: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    for _ in range(20):
+        pace.took(message_seconds)
+    assert pace.until_next(0) == 1  # no step is known yet
+    now = 10 * step_seconds
+    assert pace.until_next(10) == reductions
+
+
+@pytest.mark.parametrize("message_seconds", [0.0, 0.001, 0.1])
+def test_a_watched_job_reports_seldom_and_more_often_when_times_seem_to_change(
+    monkeypatch: pytest.MonkeyPatch, message_seconds: float
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    for _ in range(20):
+        pace.took(message_seconds)
+    assert pace.until_next(0, False) == 24
+    now = 0.5
+    assert pace.until_next(10, True) == SUSPICIOUS_REDUCTIONS
+
+
+def test_one_slow_report_does_not_make_the_next_ones_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    for seconds in (0.0, 0.0, 0.0, 1.0):
+        pace.took(seconds)
+    pace.until_next(0)
+    now = 1.0
+    assert pace.until_next(10) == 1
+
+
+def test_a_thread_that_runs_ahead_of_its_gpu_does_not_make_reports_rare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, reductions = 0.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    found = []
+    for report in range(20):
+        # Steps of 100 ms: six are launched at once, then their time is waited for.
+        reductions += 6 if report % 2 else 1
+        now += 0.001 if report % 2 else 0.7
+        found.append(pace.until_next(reductions))
+    assert max(found[4:]) <= 3
+
 
 LAYERS = 20
 BIG, MANY = {"bucket_bytes": 2**20}, {"bucket_bytes": 1024}
@@ -45,7 +115,7 @@ def _tuning(url: str, find_unused: bool, mark_seconds: float) -> Seen:
     clock = mock.patch.object(
         rank_measurement, "clock_for", return_value=_MadeUpClock(mark_seconds)
     )
-    with clock, mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+    with clock, tuned_at(url):
         layers = [torch.nn.Linear(16, 16) for _ in range(LAYERS)]
         model = DistributedDataParallel(
             torch.nn.Sequential(*layers), find_unused_parameters=find_unused
@@ -134,7 +204,7 @@ def test_a_model_that_may_leave_gradients_out_keeps_its_hook(two_ranks: RankPool
 
 def _waiting(url: str) -> tuple[bool, list[bool]]:
     """Whether the job is still tuned after some steps, and whether each had the hook."""
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+    with tuned_at(url):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
     tunable = tunable_of(model)
     hooked = []

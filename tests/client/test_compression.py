@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
-from bagua_client.compression import RANGE_ELEMENTS, compress, compressed_bytes, decompress
-from bagua_client.compression.minmax_uint8 import TILE_ELEMENTS
+from bagua_client.compression import (
+    RANGE_ELEMENTS,
+    TILE_ELEMENTS,
+    compress,
+    compressed_bytes,
+    decompress,
+)
 from tests.outside import BAGUA, folder_of
 
 EPSILON = np.float32(1e-7)
