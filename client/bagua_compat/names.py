@@ -50,10 +50,7 @@ def install() -> None:
 
 class _Finder(MetaPathFinder):
     def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if not name.startswith("bagua."):
             return None

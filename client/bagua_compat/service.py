@@ -56,12 +56,7 @@ class BaguaCoreTelemetrySpan(TypedDict):
     end_time: int
 
 
-_ELEMENT_BYTES = {
-    TensorDtype.F32: 4,
-    TensorDtype.F16: 2,
-    TensorDtype.U8: 1,
-    TensorDtype.I64: 8,
-}
+_ELEMENT_BYTES = {TensorDtype.F32: 4, TensorDtype.F16: 2, TensorDtype.U8: 1, TensorDtype.I64: 8}
 
 
 def get_tensor_declaration_bytes(td: TensorDeclaration) -> int:

@@ -3,7 +3,6 @@ communicator."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
@@ -71,9 +70,22 @@ class _Case:
         wide = torch.full((elements, 2), 7, dtype=self.own(1).dtype)
         return wide[:, 0]
 
-    def expect(self, what: str, found: torch.Tensor, expected: Array) -> None:
+    def expect(self, function: Any, found: torch.Tensor, expected: Array) -> None:
         if not np.array_equal(found.numpy(), expected):
-            self.odd.append(f"{what} {self.dtype.__name__}: {found.tolist()}, not {expected}")
+            what = f"{function.__name__} {self.dtype.__name__}"
+            self.odd.append(f"{what}: {found.tolist()}, not {expected}")
+
+    def check(self, function: Any, sent: int, expected: Array, *arguments: Any) -> None:
+        """From a tensor of so many elements to another."""
+        found = self.empty(len(expected))
+        function(self.own(sent), found, *arguments, self.comm)
+        self.expect(function, found, expected)
+
+    def check_inplace(
+        self, function: Any, tensor: torch.Tensor, expected: Array, *arguments: Any
+    ) -> None:
+        function(tensor, *arguments, comm=self.comm)
+        self.expect(function, tensor, expected)
 
     def untouched(self, elements: int) -> Array:
         return self.empty(elements).numpy()
@@ -85,95 +97,64 @@ def _ops(dtype: type) -> list[ReduceOp]:
 
 
 def _check_reductions(case: _Case) -> None:
-    comm, n, me = case.comm, case.n, case.me
-    for op, root in itertools.product(_ops(case.dtype), (0, n - 1)):
-        expected = _reduced(op, case.sent(PART))
-        found = case.empty(PART)
-        bagua.reduce(case.own(PART), found, root, op, comm)
-        case.expect(f"reduce {op.name}", found, expected if me == root else case.untouched(PART))
-        own = case.own(PART)
-        bagua.reduce_inplace(own, root, op, comm)
-        case.expect(
-            f"reduce_inplace {op.name}", own, expected if me == root else case.sent(PART)[me]
-        )
+    n, me = case.n, case.me
+    own, untouched = case.sent(PART)[me], case.untouched(PART)
     for op in _ops(case.dtype):
         expected = _reduced(op, case.sent(PART))
-        found = case.empty(PART)
-        bagua.allreduce(case.own(PART), found, op, comm)
-        case.expect(f"allreduce {op.name}", found, expected)
-        matrix = case.own(PART).view(2, PART // 2)
-        bagua.allreduce_inplace(matrix, op, comm)
-        case.expect(f"allreduce_inplace {op.name}", matrix, expected.reshape(2, -1))
-        whole = _reduced(op, case.sent(PART * n))
-        found = case.empty(PART)
-        bagua.reduce_scatter(case.own(PART * n), found, op, comm)
-        case.expect(f"reduce_scatter {op.name}", found, whole.reshape(n, -1)[me])
-        own = case.own(PART * n)
-        bagua.reduce_scatter_inplace(own, op, comm)
-        rest = case.sent(PART * n)[me][PART:]
-        case.expect(
-            f"reduce_scatter_inplace {op.name}",
-            own,
-            np.concatenate([whole.reshape(n, -1)[me], rest]),
-        )
+        for root in (0, n - 1):
+            is_root = me == root
+            case.check(bagua.reduce, PART, expected if is_root else untouched, root, op)
+            left = expected if is_root else own
+            case.check_inplace(bagua.reduce_inplace, case.own(PART), left, root, op)
+        case.check(bagua.allreduce, PART, expected, op)
+        matrix = case.own(PART).view(2, -1)
+        case.check_inplace(bagua.allreduce_inplace, matrix, expected.reshape(2, -1), op)
+        part = _reduced(op, case.sent(PART * n)).reshape(n, -1)[me]
+        case.check(bagua.reduce_scatter, PART * n, part, op)
+        left = np.concatenate([part, case.sent(PART * n)[me][PART:]])
+        case.check_inplace(bagua.reduce_scatter_inplace, case.own(PART * n), left, op)
 
 
 def _check_gathers(case: _Case) -> None:
-    comm, n, me = case.comm, case.n, case.me
+    n, me = case.n, case.me
     gathered = np.concatenate(case.sent(PART))
     own_parts = np.concatenate([a.reshape(n, -1)[r] for r, a in enumerate(case.sent(PART * n))])
-    found = case.empty(PART * n)
-    bagua.allgather(case.own(PART), found, comm)
-    case.expect("allgather", found, gathered)
-    own = case.own(PART * n)
-    bagua.allgather_inplace(own, comm)
-    case.expect("allgather_inplace", own, own_parts)
+    case.check(bagua.allgather, PART, gathered)
+    case.check_inplace(bagua.allgather_inplace, case.own(PART * n), own_parts)
     for root in (0, n - 1):
-        found = case.empty(PART * n)
-        bagua.gather(case.own(PART), found, root, comm)
-        case.expect("gather", found, gathered if me == root else case.untouched(PART * n))
+        is_root = me == root
+        case.check(bagua.gather, PART, gathered if is_root else case.untouched(PART * n), root)
         mine = case.own(PART)
-        if me == root:
+        if is_root:
             mine = torch.cat([mine if rank == me else mine * 0 for rank in range(n)])
-        bagua.gather_inplace(mine, PART, root, comm)
-        case.expect("gather_inplace", mine, gathered if me == root else case.sent(PART)[me])
-        found = case.empty(PART)
+        left = gathered if is_root else case.sent(PART)[me]
+        case.check_inplace(bagua.gather_inplace, mine, left, PART, root)
         parts = case.sent(PART * n)[root].reshape(n, -1)
-        bagua.scatter(case.own(PART * n), found, root, comm)
-        case.expect("scatter", found, parts[me])
-        own = case.own(PART * n if me == root else PART)
-        bagua.scatter_inplace(own, PART, root, comm)
-        case.expect("scatter_inplace", own, parts.reshape(-1) if me == root else parts[me])
-        own = case.own(PART)
-        bagua.broadcast(own, root, comm)
-        case.expect("broadcast", own, case.sent(PART)[root])
+        case.check(bagua.scatter, PART * n, parts[me], root)
+        own = case.own(PART * n if is_root else PART)
+        left = parts.reshape(-1) if is_root else parts[me]
+        case.check_inplace(bagua.scatter_inplace, own, left, PART, root)
+        case.check_inplace(bagua.broadcast, case.own(PART), case.sent(PART)[root], root)
 
 
 def _check_exchanges(case: _Case) -> None:
     comm, n, me = case.comm, case.n, case.me
     swapped = np.concatenate([a.reshape(n, -1)[me] for a in case.sent(PART * n)])
-    found = case.empty(PART * n)
-    bagua.alltoall(case.own(PART * n), found, comm)
-    case.expect("alltoall", found, swapped)
-    own = case.own(PART * n)
-    bagua.alltoall_inplace(own, comm)
-    case.expect("alltoall_inplace", own, swapped)
+    case.check(bagua.alltoall, PART * n, swapped)
+    case.check_inplace(bagua.alltoall_inplace, case.own(PART * n), swapped)
     # Rank r sends r + i + 1 elements to rank i, from places with a gap of one between them.
     size = 2 * n * n + n
     counts = [me + rank + 1 for rank in range(n)]
     places = [rank * 2 * n + rank for rank in range(n)]
-    expected = case.untouched(size).copy()
-    inplace = case.sent(size)[me].copy()
+    expected, inplace = case.untouched(size).copy(), case.sent(size)[me].copy()
     for source, array in enumerate(case.sent(size)):
         part = array[me * 2 * n + me :][: counts[source]]
-        expected[places[source] : places[source] + counts[source]] = part
-        inplace[places[source] : places[source] + counts[source]] = part
+        for written in (expected, inplace):
+            written[places[source] : places[source] + counts[source]] = part
     found = case.empty(size)
     bagua.alltoall_v(case.own(size), counts, places, found, counts, [*places, size], comm)
-    case.expect("alltoall_v", found, expected)
-    own = case.own(size)
-    bagua.alltoall_v_inplace(own, counts, places, comm)
-    case.expect("alltoall_v_inplace", own, inplace)
+    case.expect(bagua.alltoall_v, found, expected)
+    case.check_inplace(bagua.alltoall_v_inplace, case.own(size), inplace, counts, places)
     if n % 2 == 0:  # Around a ring; in a pair of ranks one sends while the other receives.
         found = case.empty(PART)
         if me % 2 == 0:
@@ -181,19 +162,19 @@ def _check_exchanges(case: _Case) -> None:
         bagua.recv(found, (me - 1) % n, comm)
         if me % 2 == 1:
             bagua.send(case.own(PART), (me + 1) % n, comm)
-        case.expect("recv", found, case.sent(PART)[me - 1])
+        case.expect(bagua.recv, found, case.sent(PART)[me - 1])
 
 
 def _check_coalesced(case: _Case) -> None:
-    whole = case.own(PART)
-    pieces = [whole[:2].clone(), whole[2:].clone().view(2, 2)]
-    communication.allreduce_coalesced_inplace(pieces, comm=case.comm)
-    total = _reduced(ReduceOp.SUM, case.sent(PART))
-    case.expect("allreduce_coalesced", torch.cat([p.reshape(-1) for p in pieces]), total)
-    pieces = [whole[:2].clone(), whole[2:].clone().view(2, 2)]
-    communication.broadcast_coalesced(pieces, case.n - 1, case.comm)
-    last = case.sent(PART)[-1]
-    case.expect("broadcast_coalesced", torch.cat([p.reshape(-1) for p in pieces]), last)
+    total, last = _reduced(ReduceOp.SUM, case.sent(PART)), case.sent(PART)[-1]
+    for function, arguments, expected in (
+        (communication.allreduce_coalesced_inplace, [ReduceOp.SUM], total),
+        (communication.broadcast_coalesced, [case.n - 1], last),
+    ):
+        whole = case.own(PART)
+        pieces = [whole[:2].clone(), whole[2:].clone().view(2, 2)]
+        function(pieces, *arguments, comm=case.comm)  # type: ignore[operator]
+        case.expect(function, torch.cat([piece.reshape(-1) for piece in pieces]), expected)
 
 
 def _communicators() -> Iterator[Any]:
@@ -293,64 +274,53 @@ def test_abort_frees_a_rank_that_is_stuck(two_ranks: RankPool) -> None:
     assert two_ranks.run(_freed, timeout_seconds=30) == [(False, True), (True, True)]
 
 
-def _refusals() -> list[str]:
-    """What is said of arguments that cannot be, before any rank communicates."""
-    found = []
+def _refusals() -> list[tuple[str, str]]:
+    """What is said of arguments that cannot be, before any rank communicates, and what should."""
     t = torch.ones(3)
-    for call in (
-        lambda: bagua.allreduce(t, t),
-        bagua.init_process_group,
-        bagua.init_process_group,
-        lambda: communication.new_group([0, 9]),
-        lambda: bagua.allreduce(t, torch.ones(4)),
-        lambda: bagua.allgather(t, t),
-        lambda: bagua.alltoall_inplace(t),
-        lambda: bagua.alltoall_v_inplace(t, [1], [0]),
-        lambda: bagua.alltoall_v_inplace(t, [1, 3], [0, 1]),
-        lambda: bagua.broadcast(t, 2),
-        lambda: bagua.allreduce_inplace(t, ReduceOp.BOR),
-        lambda: bagua.allreduce_inplace(t, 4),
-        lambda: bagua.reduce_inplace(t.long(), 2, ReduceOp.BOR),
-        lambda: bagua.allgather(t, torch.ones(6).long()),
-        lambda: bagua.alltoall(torch.ones(2), torch.ones(2).long()),
-        lambda: communication.allreduce_coalesced_inplace([t, t.long()]),
-        lambda: bagua.allreduce_inplace(t, comm=dist.group.WORLD),
-        lambda: bagua.allreduce_inplace(t, comm=communication._get_default_group()),
-    ):
+    ranks = "the communicator's ranks are 0 to 1, not 2"
+    dtypes = "is of torch.int64, the other of torch.float32"
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("call init_process_group first", lambda: bagua.allreduce(t, t)),
+        ("", bagua.init_process_group),
+        ("init_process_group was called before", bagua.init_process_group),
+        ("the job's ranks are 0 to 1, not 9", lambda: communication.new_group([0, 9])),
+        ("has 4 elements and must have 3", lambda: bagua.allreduce(t, torch.ones(4))),
+        ("has 3 elements and must have 6", lambda: bagua.allgather(t, t)),
+        ("3 elements does not divide by 2 ranks", lambda: bagua.alltoall_inplace(t)),
+        ("counts and send_displs need 2", lambda: bagua.alltoall_v_inplace(t, [1], [0])),
+        ("name elements 1 to 4 of a tensor", lambda: bagua.alltoall_v_inplace(t, [1, 3], [0, 1])),
+        (ranks, lambda: bagua.broadcast(t, 2)),
+        ("not for torch.float32", lambda: bagua.allreduce_inplace(t, ReduceOp.BOR)),
+        ("4 is not a valid ReduceOp", lambda: bagua.allreduce_inplace(t, 4)),
+        (ranks, lambda: bagua.reduce_inplace(t.long(), 2, ReduceOp.BOR)),
+        (dtypes, lambda: bagua.allgather(t, torch.ones(6).long())),
+        (dtypes, lambda: bagua.alltoall(torch.ones(2), torch.ones(2).long())),
+        (
+            "must have one dtype, not torch.float32, torch.int64",
+            lambda: communication.allreduce_coalesced_inplace([t, t.long()]),
+        ),
+        ("not <torch", lambda: bagua.allreduce_inplace(t, comm=dist.group.WORLD)),
+        (
+            "get_global_communicator()",
+            lambda: bagua.allreduce_inplace(t, comm=communication._get_default_group()),
+        ),
+    ]
+    found = []
+    for expected, call in calls:
         try:
             call()
         except (TypeError, ValueError, RuntimeError) as error:
-            found.append(str(error))
+            found.append((str(error), expected))
         else:
-            found.append("")
+            found.append(("", expected))
     return found
 
 
 def test_arguments_that_cannot_be_are_errors_that_say_why(two_ranks: RankPool) -> None:
-    expected = [
-        "call init_process_group first",
-        "",
-        "init_process_group was called before",
-        "the job's ranks are 0 to 1, not 9",
-        "has 4 elements and must have 3",
-        "has 3 elements and must have 6",
-        "3 elements does not divide by 2 ranks",
-        "counts and send_displs need 2 entries",
-        "name elements 1 to 4 of a tensor that has 3",
-        "the communicator's ranks are 0 to 1, not 2",
-        "BOR is for integers, not for torch.float32",
-        "4 is not a valid ReduceOp",
-        "the communicator's ranks are 0 to 1, not 2",
-        "is of torch.int64, the other of torch.float32",
-        "is of torch.int64, the other of torch.float32",
-        "must have one dtype, not torch.float32, torch.int64",
-        "comm must be a communicator, not <torch",
-        "get_global_communicator()",
-    ]
     for found in two_ranks.run(_refusals):
-        for part, text in zip(expected, found, strict=True):
-            assert part in text
-            assert bool(part) == bool(text)
+        for said, expected in found:
+            assert expected in said
+            assert bool(expected) == bool(said)
 
 
 def _patched() -> list[Any]:

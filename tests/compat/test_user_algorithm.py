@@ -1,13 +1,12 @@
-"""An algorithm that was written for Bagua is tuned, and what cannot be one is refused. (That
-Bagua's own train as ours is in test_release_algorithms.py.)"""
+"""An algorithm that was written for Bagua trains, and what cannot be one is refused. (That it is
+tuned is in test_module.py, and that Bagua's own train as ours in test_release.py.)"""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,58 +20,23 @@ from bagua_client.algorithms import ByteGradAlgorithm, GlobalAlgorithmRegistry
 from bagua_client.communication import agreement
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_compat.torch_api.algorithms import Algorithm, AlgorithmImpl
-from bagua_compat.torch_api.algorithms.decentralized import (
-    DecentralizedAlgorithm,
-)
+from bagua_compat.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua_compat.torch_api.bucket import BaguaBucket
 from bagua_compat.torch_api.data_parallel import DistributedDataParallel
-from tests.client.agent.scripted_service import ScriptedService
-from tests.client.algorithms.small import loss_of, small_model
+from tests.client.algorithms.small import loss_of
+from tests.compat.scripts import begin, begun_model, sgd, train, weights_of
+from tests.compat.test_module import Averages, AveragesImpl
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
 
-MOST_STEPS = 4000
 
+class Made(Algorithm):
+    def __init__(self, impl: type[AlgorithmImpl]) -> None:
+        self.impl = impl
 
-class Averages(Algorithm):
     def reify(self, process_group: Any) -> AlgorithmImpl:
-        return AveragesImpl(process_group)
-
-
-class AveragesImpl(AlgorithmImpl):
-    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
-        bucket.append_centralized_synchronous_op(group=self.process_group)
-
-
-def _tuned(url: str) -> list[int]:
-    """How many buckets there were, in turn."""
-    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
-    if not bagua.communication.is_initialized():
-        bagua.init_process_group()
-    model: Any = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mock.patch.dict(os.environ, variables):
-        model.with_bagua([optimizer], Averages())
-    counts = []
-    for step in range(MOST_STEPS):
-        if not model.bagua_ddp.wrapper.is_tuning:
-            break
-        optimizer.zero_grad()
-        loss_of(model, dist.get_rank(), step).backward()
-        optimizer.step()
-        counts.append(len(model.bagua_buckets))
-    return [count for count, _ in groupby(counts)]
-
-
-def test_a_tuning_recuts_it(two_ranks: RankPool) -> None:
-    tried = [Configuration(size).to_json() for size in (100, 400, 100)]
-    with ScriptedService([tried]) as service:
-        counts = two_ranks.run(_tuned, service.url)
-        assert service.bodies("disagreement") == []
-        (registration,) = service.bodies("PUT")
-    assert registration["default_configuration"]["algorithm"] == "AveragesImpl"
-    assert counts == [[1, 2, 1, 2]] * 2
+        return self.impl(process_group)
 
 
 class Backwards(nn.Module):
@@ -90,11 +54,10 @@ class Backwards(nn.Module):
 def _in_ready_order() -> tuple[list[list[str]], float]:
     """The names in each bucket, before the first step and after it; how far gradients are off the
     mean."""
-    if not bagua.communication.is_initialized():
-        bagua.init_process_group()
+    begin()
     torch.manual_seed(0)
     model: Any = Backwards()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     model.with_bagua([optimizer], Averages())
     assert model.bagua_ddp.wrapper.reconfigure(Configuration(100))
     wrong, names = 0.0, []
@@ -121,19 +84,11 @@ class Unknown(AlgorithmImpl):
         return [tensor.ensure_bagua_tensor("of nobody", bagua_ddp.bagua_module_name)]
 
 
-class UnknownAlgorithm(Algorithm):
-    def reify(self, process_group: Any) -> AlgorithmImpl:
-        return Unknown(process_group)
-
-
 def _refused() -> tuple[str, str]:
-    if not bagua.communication.is_initialized():
-        bagua.init_process_group()
-    found, model = [], cast(Any, small_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for algorithm in (UnknownAlgorithm(), "bytegrad?"):
+    found, model = [], begun_model()
+    for algorithm in (Made(Unknown), "bytegrad?"):
         try:
-            model.with_bagua([optimizer], algorithm)
+            model.with_bagua([sgd(model)], algorithm)
         except (TypeError, ValueError) as error:
             found.append(str(error))
     return found[0], found[1]
@@ -169,16 +124,6 @@ class OfOneOfBaguas(ByteGradAlgorithm):
         return AveragesImpl(process_group)
 
 
-def _model() -> Any:
-    if not bagua.communication.is_initialized():
-        bagua.init_process_group()
-    return small_model()
-
-
-def _weights_of(*models: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for model in models for p in model.parameters()])
-
-
 def _two_in_one_pass() -> float:
     """By how much two models, trained by one loss and one optimizer, differ from torch's."""
     found = []
@@ -186,16 +131,15 @@ def _two_in_one_pass() -> float:
         lambda model, optimizer: model.with_bagua([optimizer], Averages()),
         lambda model, _: nn.parallel.DistributedDataParallel(model),
     ):
-        models = [_model() for _ in range(2)]
-        parameters = [p for model in models for p in model.parameters()]
-        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        models = [begun_model() for _ in range(2)]
+        optimizer = sgd(*models, momentum=0.9)
         wrapped = [wrap(model, optimizer) for model in models]  # type: ignore[no-untyped-call]
         for step in range(STEPS):
             optimizer.zero_grad()
             losses = [loss_of(w, dist.get_rank(), step + i) for i, w in enumerate(wrapped)]
             sum(losses, torch.zeros(())).backward()
             optimizer.step()
-        found.append(_weights_of(*models))
+        found.append(weights_of(*models))
     return float((found[0] - found[1]).abs().max())
 
 
@@ -218,7 +162,7 @@ class Branches(nn.Module):
 
 def _with_unused() -> tuple[float, list[float]]:
     """By how much gradients differ from torch's; those of the branch that nobody uses."""
-    _model()
+    begin()
     stock = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
     ours = DistributedDataParallel(Branches(), find_unused_parameters=True, algorithm=Averages())
     difference = 0.0
@@ -242,15 +186,12 @@ def test_parameters_that_a_rank_does_not_use_get_the_others_gradients(two_ranks:
 
 
 def _derived() -> tuple[str, float]:
-    stock, ours = nn.parallel.DistributedDataParallel(_model()), _model()
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (stock, ours)]
+    stock, ours = nn.parallel.DistributedDataParallel(begun_model()), begun_model()
+    optimizers = [sgd(model) for model in (stock, ours)]
     ours.with_bagua([optimizers[1]], OfOneOfBaguas())
-    for step in range(STEPS):
-        for model, optimizer in zip((stock, ours), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(model, dist.get_rank(), step).backward()
-            optimizer.step()
-    difference = (_weights_of(stock) - _weights_of(ours)).abs().max()
+    for model, optimizer in zip((stock, ours), optimizers, strict=True):
+        train(model, optimizer, STEPS)
+    difference = (weights_of(stock) - weights_of(ours)).abs().max()
     return type(ours.bagua_algorithm).__name__, float(difference)
 
 
@@ -263,7 +204,7 @@ def test_a_class_derived_from_one_of_bagua_s_does_what_it_says(two_ranks: RankPo
 def _saved_whole() -> str:
     """A pickled model is trained by itself, and then by all ranks again. What is said where it has
     the name of the first."""
-    model = _model()
+    model = begun_model()
     model.with_bagua([], Averages())
     loss_of(model, dist.get_rank(), 0).backward()
     loaded = pickle.loads(pickle.dumps(model))
@@ -290,12 +231,7 @@ def test_a_pickled_model_is_trained_beside_the_first_under_another_name(
         assert "give each a bagua_module_name of its own" in refusal
 
 
-class Watching(Algorithm):
-    def reify(self, process_group: Any) -> AlgorithmImpl:
-        return WatchingImpl(process_group)
-
-
-class WatchingImpl(AlgorithmImpl):
+class Watching(AlgorithmImpl):
     """Averages gradients, registered in the model's order, and looks at all of them in each bucket
     (as one does that compresses along the optimizer's parameters)."""
 
@@ -322,33 +258,29 @@ class WatchingImpl(AlgorithmImpl):
         bucket.append_centralized_synchronous_op(group=self.process_group)
 
 
-def _mixed_model() -> nn.Sequential:
-    torch.manual_seed(3)
-    half = nn.Linear(13, 5).to(torch.float64)
-    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), _Widened(half))
+class Mixed(nn.Module):
+    """Parameters of two types."""
 
-
-class _Widened(nn.Module):
-    def __init__(self, inner: nn.Linear) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner = inner
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(7, 13), nn.Linear(13, 5).to(torch.float64)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.inner(inputs.to(torch.float64))
+        found: torch.Tensor = self.second(self.first(inputs).tanh().to(torch.float64))
         return found
 
 
-ORDER = [["0.weight", "0.bias"], ["2.inner.weight", "2.inner.bias"]]
-EACH = [[name] for name in ("2.inner.bias", "2.inner.weight", "0.bias", "0.weight")]
+ORDER = [["first.weight", "first.bias"], ["second.weight", "second.bias"]]
+EACH = [[name] for names in ORDER for name in names]
 
 
 def _watched(is_cleared_late: bool) -> tuple[list[Any], list[Any], float]:
     """What the algorithm was given, and how far the weights end from one rank's with all data."""
-    if not bagua.communication.is_initialized():
-        bagua.init_process_group()
-    model, alone = _mixed_model(), _mixed_model()
+    begin()
+    model, alone = Mixed(), Mixed()
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.05, 0.9) for each in (model, alone))
-    trained: Any = model.with_bagua([ours], Watching())  # type: ignore[operator]
+    trained: Any = model.with_bagua([ours], Made(Watching))  # type: ignore[operator]
     wrapper = trained.bagua_ddp.wrapper
     for step in range(8):
         if step in (3, 6):

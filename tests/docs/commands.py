@@ -37,7 +37,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"(torchrun|bagua-run|accelerate) .*examples/unmodified/.*", LAUNCHED, "it runs them"),
     (
         r"(bagua-run --as-bagua|python -m bagua_compat) .*",
-        Files("tests/compat/test_as_bagua.py"),
+        Files("tests/compat/test_surface.py"),
         "a script of Bagua's",
     ),
     (r"bagua-run .*", LAUNCHED, "8 ranks on each of two hosts"),

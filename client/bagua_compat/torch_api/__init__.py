@@ -1,12 +1,6 @@
 """``import bagua_compat.torch_api as bagua``: what a Bagua script imports."""
 
-from bagua_compat.torch_api import (
-    algorithms,
-    checkpoint,
-    communication,
-    contrib,
-    data_parallel,
-)
+from bagua_compat.torch_api import algorithms, checkpoint, communication, contrib, data_parallel
 from bagua_compat.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -32,12 +26,7 @@ from bagua_compat.torch_api.communication import (
     scatter_inplace,
     send,
 )
-from bagua_compat.torch_api.env import (
-    get_local_rank,
-    get_local_size,
-    get_rank,
-    get_world_size,
-)
+from bagua_compat.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
 from bagua_compat.torch_api.model_parallel import moe
 from bagua_compat.torch_api.module import BaguaModule, install
 from bagua_compat.torch_api.tensor import BaguaTensor

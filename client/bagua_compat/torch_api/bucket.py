@@ -1,21 +1,29 @@
-"""A bucket of tensors, with the operations that a user-written algorithm gives it."""
+"""A bucket of tensors, with the operations on its flat tensor that a user-written algorithm gives
+it; each returns when it is done."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bagua_client.algorithms.companion import in_order
-from bagua_compat.torch_api.bucket_operations import (
-    AsynchronousAverage,
-    CentralizedSum,
-    PeersAverage,
-    RingOfDifferences,
+from bagua_client.algorithms.decentralized import MODES, peer_of
+from bagua_client.communication.compressed import CompressedSum, RingUpdate
+from bagua_client.communication.operations import Operation, PeerAverage, swap
+from bagua_compat.torch_api.communication import (
+    BaguaProcessGroup,
+    Communicator,
+    ReduceOp,
+    _get_default_group,
 )
-from bagua_compat.torch_api.communication import BaguaProcessGroup
 from bagua_training.optimizers.contiguity import joined
+
+COMPRESSION = "MinMaxUInt8"
+Exchange = Callable[[torch.Tensor, dist.ProcessGroup], None]
 
 
 class BaguaBucket:
@@ -77,9 +85,7 @@ class BaguaBucket:
         return _in_one_piece(self._effective()) is not None
 
     def append_python_op(
-        self,
-        python_function: Callable[[str], object],
-        group: BaguaProcessGroup | None = None,
+        self, python_function: Callable[[str], object], group: BaguaProcessGroup | None = None
     ) -> None:
         """Call the function with the bucket's name; it may do whatever it likes.
 
@@ -107,8 +113,25 @@ class BaguaBucket:
         Raises:
             ValueError: another compression, or one without ``scattergather``.
         """
-        operation = CentralizedSum(group, hierarchical, average, scattergather, compression)
-        self._operations.append(lambda: self._communicate(operation))
+        if compression is not None:
+            _check_compression(compression)
+            if not scattergather:
+                raise ValueError("compression needs scattergather=True")
+        ranks = _Ranks(group, hierarchical)
+        divisor = ranks.count if average else 1
+
+        def plainly(flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+            dist.all_reduce(flat, group=group)
+            if divisor != 1:
+                flat.div_(divisor)
+
+        def compressed(flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+            padded = torch.cat([flat, flat.new_zeros(-flat.numel() % ranks.count)])
+            _run(CompressedSum((group, group), divisor).operations, padded)
+            flat.copy_(padded[: flat.numel()])
+
+        exchange = plainly if compression is None else compressed
+        self._append(lambda flat: ranks.run(flat, exchange, average))
 
     def append_decentralized_synchronous_op(
         self,
@@ -130,7 +153,7 @@ class BaguaBucket:
             ValueError: another mode.
         """
         operation = PeersAverage(peer_weight, group, hierarchical, peer_selection_mode)
-        self._operations.append(lambda: self._communicate(operation))
+        self._append(operation)
         return operation
 
     def append_low_precision_decentralized_synchronous_op(
@@ -155,9 +178,9 @@ class BaguaBucket:
         Raises:
             ValueError: another compression.
         """
+        _check_compression(compression)
         replicas = weight, left_peer_weight, right_peer_weight
-        operation = RingOfDifferences(replicas, group, hierarchical, compression)
-        self._operations.append(lambda: self._communicate(operation))
+        self._append(_RingOfDifferences(replicas, _Ranks(group, hierarchical)))
 
     def append_asynchronous_model_average_op(
         self, peer_selection_mode: str, group: BaguaProcessGroup | None = None
@@ -175,7 +198,7 @@ class BaguaBucket:
             ValueError: another mode.
         """
         operation = AsynchronousAverage(peer_selection_mode, group)
-        self._operations.append(lambda: self._communicate(operation))
+        self._append(operation)
         return operation
 
     def clear_ops(self) -> BaguaBucket:
@@ -195,13 +218,16 @@ class BaguaBucket:
         for part, values in zip(parts, in_order(parts)(flat), strict=True):
             part.copy_(values)
 
-    def _communicate(self, operation: Callable[[torch.Tensor], object]) -> None:
-        flat = _in_one_piece(self._effective())
-        if flat is not None:
-            operation(flat)
-        else:
-            operation(copy := self.flattened_tensor())
-            self.write(copy)
+    def _append(self, operation: Callable[[torch.Tensor], object]) -> None:
+        def communicate() -> None:
+            flat = _in_one_piece(self._effective())
+            if flat is not None:
+                operation(flat)
+            else:
+                operation(copy := self.flattened_tensor())
+                self.write(copy)
+
+        self._operations.append(communicate)
 
     @property
     def _all(self) -> list[Any]:
@@ -225,3 +251,188 @@ class BaguaBucket:
 def _in_one_piece(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A flat view of tensors that lie one after the other; None: they do not."""
     return joined(tensors) if all(tensor.is_contiguous() for tensor in tensors) else None
+
+
+class _Ranks:
+    """The ranks that exchange: all of a group, or the first of each node, which then
+    stand for the others. All ranks of the group make theirs together.
+
+    Args:
+        group: None: all ranks of the job.
+
+    Attributes:
+        count: so many exchange.
+    """
+
+    def __init__(self, group: BaguaProcessGroup | None, hierarchical: bool) -> None:
+        group = group or _get_default_group()
+        across = group.get_global_communicator()
+        if not isinstance(across, Communicator):
+            raise ValueError("a bucket is communicated by ranks of its group only")
+        self.count = across.nranks()
+        self._inside: Communicator | None = None
+        self._across: Communicator | None = across
+        if hierarchical:
+            inside, across = (
+                group.get_intra_node_communicator(),
+                group.get_inter_node_communicator(),
+            )
+            assert isinstance(inside, Communicator), "this rank is in the group"
+            self._inside = inside
+            self._across = across if isinstance(across, Communicator) else None
+            nodes = torch.tensor([self._across.nranks() if self._across else 0])
+            nodes = nodes.to(inside.device)
+            inside.broadcast(nodes, 0)
+            self.count = int(nodes)
+
+    def run(self, flat: torch.Tensor, exchange: Exchange, average: bool = True) -> None:
+        """Leave on all ranks what ``exchange`` makes of ``flat``, which is averaged (else summed)
+        inside each node before that."""
+        if self._inside is not None:
+            self._inside.reduce_inplace(flat, 0, ReduceOp.AVG if average else ReduceOp.SUM)
+        if self._across is not None:
+            exchange(flat, self._across.group)
+        if self._inside is not None:
+            self._inside.broadcast(flat, 0)
+
+
+class PeersAverage:
+    """The operation of ``append_decentralized_synchronous_op``.
+
+    Args:
+        peer_weight: where the average goes.
+    """
+
+    def __init__(
+        self,
+        peer_weight: torch.Tensor,
+        group: BaguaProcessGroup | None,
+        hierarchical: bool,
+        peer_selection_mode: str,
+    ) -> None:
+        if peer_selection_mode not in MODES:
+            raise ValueError(
+                f"peer_selection_mode must be one of {', '.join(MODES)}, not "
+                f"{peer_selection_mode!r}"
+            )
+        self._ranks = _Ranks(group, hierarchical)
+        if peer_selection_mode == "shift_one" and self._ranks.count > 1 and self._ranks.count % 2:
+            raise ValueError(
+                f"peer_selection_mode='shift_one' pairs the ranks, and {self._ranks.count} cannot "
+                "be paired"
+            )
+        self._peer_weight = peer_weight
+        self._is_paired = peer_selection_mode == "shift_one" and self._ranks.count > 1
+        self._exchanges = 0
+
+    def __call__(self, flat: torch.Tensor) -> None:
+        self._peer_weight.copy_(flat)
+        self._ranks.run(self._peer_weight, self._exchange)
+        self._exchanges += 1
+
+    def copy_back_peer_weight(self, bucket: BaguaBucket) -> None:
+        """Give the bucket's tensors the average."""
+        with torch.no_grad():
+            bucket.write(self._peer_weight)
+
+    def _exchange(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+        if self._is_paired:
+            peer = peer_of(dist.get_rank(group), self._exchanges, self._ranks.count)
+            _run(PeerAverage(group, peer).operations, flat)
+        else:
+            dist.all_reduce(flat, group=group)
+            flat.div_(self._ranks.count)
+
+
+class _RingOfDifferences:
+    """Algorithms begin with the rank's own weights for its neighbours'. In buckets that are cut in
+    the middle of a training that is wrong, and would stay so: the first exchange sends the
+    replicas.
+    """
+
+    def __init__(self, replicas: Sequence[torch.Tensor], ranks: _Ranks) -> None:
+        self._replicas = replicas
+        self._ranks = ranks
+        self._is_first = True
+
+    def __call__(self, flat: torch.Tensor) -> None:
+        self._ranks.run(flat, self._exchange)
+
+    def _exchange(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+        if self._is_first:
+            self._learn_of_neighbours(group)
+            self._is_first = False
+        _run(RingUpdate(group, flat, self._replicas).operations, flat)
+
+    def _learn_of_neighbours(self, group: dist.ProcessGroup) -> None:
+        own, left, right = self._replicas
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        neighbours = (rank - 1) % ranks, (rank + 1) % ranks
+        found, work = swap(own, neighbours, group)
+        if work is not None:
+            work.wait()
+        for replica, neighbour in zip((left, right), neighbours, strict=True):
+            replica.copy_(found[neighbour])
+
+
+class AsynchronousAverage:
+    """The operation of ``append_asynchronous_model_average_op``.
+
+    A round is made by all ranks. One that calls :meth:`abort` still takes part in the next round,
+    which then ends the rounds on all ranks at once: none is left waiting in one.
+    """
+
+    def __init__(self, peer_selection_mode: str, group: BaguaProcessGroup | None) -> None:
+        if peer_selection_mode != "all":
+            raise ValueError(f"peer_selection_mode must be 'all', not {peer_selection_mode!r}")
+        self._ranks = _Ranks(group, hierarchical=False)
+        self._lock = threading.Lock()
+        self._is_to_end = self._has_ended = False
+
+    def lock_weight(self) -> None:
+        """The weights must not change from now on."""
+        self._lock.acquire()
+
+    def unlock_weight(self) -> None:
+        """They may."""
+        self._lock.release()
+
+    def abort(self) -> None:
+        """End the rounds with the next one."""
+        self._is_to_end = True
+
+    def reset(self) -> None:
+        """Begin rounds again. All ranks, while none is under way."""
+        self._is_to_end = self._has_ended = False
+
+    def get_status(self) -> bool:
+        """Whether rounds are made; the same on all ranks between two rounds."""
+        return not self._has_ended
+
+    def __call__(self, flat: torch.Tensor) -> None:
+        self._ranks.run(flat, self._round)
+
+    def _round(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+        ends = torch.full((1,), float(self._is_to_end), device=flat.device)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
+        if bool(ends):
+            self._has_ended = True
+            return
+        with self._lock:
+            sent = flat.clone()
+        mean = sent.clone()
+        dist.all_reduce(mean, group=group)
+        with self._lock:
+            flat.add_(mean.div_(self._ranks.count).sub_(sent))
+
+
+def _run(operations: Sequence[Operation], flat: torch.Tensor) -> None:
+    for operation in operations:
+        work = operation.start(flat)
+        if work is not None:
+            work.wait()
+
+
+def _check_compression(compression: str) -> None:
+    if compression != COMPRESSION:
+        raise ValueError(f"compression must be {COMPRESSION!r}, not {compression!r}")

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from bagua_compat.torch_api.bucket import BaguaBucket
-from bagua_compat.torch_api.data_parallel.bagua_distributed import (
-    BaguaDistributedDataParallel,
-)
+from bagua_compat.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 from bagua_compat.torch_api.tensor import BaguaTensor
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -57,11 +55,7 @@ class BaguaModule(nn.Module):
             ValueError: the algorithm does not work for these ranks.
         """
         BaguaDistributedDataParallel(
-            self,
-            optimizers,
-            algorithm,
-            process_group,
-            gradient_as_bucket_view=do_flatten,
+            self, optimizers, algorithm, process_group, gradient_as_bucket_view=do_flatten
         )
         return self
 

@@ -10,12 +10,7 @@ import torch.distributed as dist
 
 from bagua_training.optimizers import contiguity
 
-_NAMES = {
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.uint8: "u8",
-    torch.int64: "i64",
-}
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.uint8: "u8", torch.int64: "i64"}
 
 
 def to_bagua_datatype(datatype: torch.dtype) -> str:

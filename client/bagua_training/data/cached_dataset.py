@@ -27,14 +27,12 @@ import torch
 from torch.utils.data import Dataset
 
 from bagua_training.data import log_store
-from bagua_training.data.buffered_store import BufferedStore
-from bagua_training.data.shared_file import SharedFile
-from bagua_training.data.store import Store
+from bagua_training.data.log_store import SharedFile
+from bagua_training.data.store import BufferedStore, Store
 
-# Samples as bytes: pickled, with tensors of the CPU as NumPy arrays.
-#
-# Torch pickles a tensor as a file of its own inside the pickle. For small tensors that takes longer
-# than all else (docs/data.md has the times), and of a view it has the whole storage.
+logger = logging.getLogger(__name__)
+
+Sample = TypeVar("Sample")
 
 HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 """Torch works without it."""
@@ -44,20 +42,16 @@ NUMBERS = frozenset(getattr(torch, name) for name in _NAMES.split())
 
 
 class _Pickler(pickle.Pickler):
+    """Pickles tensors of the CPU as NumPy arrays.
+
+    Torch pickles a tensor as a file of its own inside the pickle. For small tensors that takes
+    longer than all else (docs/data.md has the times), and of a view it has the whole storage.
+    """
+
     def reducer_override(self, obj: object) -> tuple[Callable[..., Any], tuple[Any, ...]] | Any:
         if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented
         return torch.from_numpy, (obj.numpy(),)
-
-
-def dumps(sample: object) -> bytes:
-    """Pickle a value. Tensors that shared memory have each their own afterwards."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(sample)
-    return buffer.getvalue()
-
-
-loads = pickle.loads
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -73,24 +67,21 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-logger = logging.getLogger(__name__)
-
-Sample = TypeVar("Sample")
-
-
 def serialize(input: object) -> bytes:
     """Return the bytes that are kept of a value; Bagua's name and argument, and a user may put
-    another in its place.
+    another in its place. Tensors that shared memory have each their own afterwards.
 
     Raises:
         Exception: it cannot be pickled.
     """
-    return dumps(input)
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(input)
+    return buffer.getvalue()
 
 
 def deserialize(input: bytes) -> Any:
     """The value of what :func:`serialize` gave."""
-    return loads(input)
+    return pickle.loads(input)
 
 
 class CachedDataset(Dataset[Sample]):
@@ -138,8 +129,8 @@ class CacheLoader:
         backend: ``"memory"`` of each node, ``"disk"`` of each node, or ``"redis"``.
         dataset_name: different for all that is kept in the same place.
         writer_buffer_size: so many values are written at once, or earlier as many as take
-            64 MiB. Until then, but for a second at
-            most while this process reads, other processes do not find them.
+            64 MiB. Until then, but for a second at most while this process reads, other processes
+            do not find them.
         version: of what makes the values: change it when that changes, and nothing old is found.
         kwargs: of the backend. ``memory``: ``capacity_per_node`` in bytes. ``disk``: ``folder``,
             ``capacity_per_node``. ``redis``: those of ``RedisStore``.

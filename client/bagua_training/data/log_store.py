@@ -7,18 +7,22 @@ record is complete before the table has its offset, so readers need no lock.
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import logging
+import os
+import secrets
+import shutil
 import struct
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from bagua_training.data.node import available_memory_bytes, free_disk_bytes, share_on_node
-from bagua_training.data.shared_file import SharedFile
-from bagua_training.data.store import Store
+from bagua_training.data.node import available_memory_bytes, share_on_node
+from bagua_training.data.store import Store, number_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,91 @@ TABLE_ENTRIES = 1 << 20
 """8 MiB; with ten million keys a look-up passes five others."""
 TABLE = 64
 RECORDS = TABLE + TABLE_ENTRIES * OFFSET.size
+
+
+class SharedFile:
+    """A file without a name in memory, or one on disk; forked and spawned workers can use it.
+
+    The one in memory is in no folder. Linux frees it when the last process that uses it has ended,
+    in whatever way. Other processes of the same user open it by its ``address``.
+
+    Args:
+        address: of an existing file in memory.
+        path: of a file on disk, which is made if need be; neither: a new file in memory.
+
+    Raises:
+        OSError: it cannot be opened. PermissionError: it is somebody else's; what a cache contains
+            is unpickled, so whoever can write to it can run code in the training.
+    """
+
+    def __init__(self, address: str | None = None, path: Path | None = None) -> None:
+        self._path = path
+        if path is not None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self.descriptor = os.open(path, flags, 0o600)
+            self._check_owner(path)
+        elif address is not None:
+            self.descriptor, self._token = _open_in_memory(address)
+        else:
+            self._token = secrets.token_hex(16)
+            self.descriptor = os.memfd_create(f"bagua-{self._token}", os.MFD_CLOEXEC)
+        self._mutex, self._process = threading.Lock(), os.getpid()
+
+    @property
+    def address(self) -> str:
+        """Return the path by which another process opens the file while this one lives."""
+        return f"{os.getpid()}:{self.descriptor}:{self._token}"
+
+    def __reduce__(self) -> tuple[type[SharedFile], tuple[str | None, Path | None]]:
+        return SharedFile, (None if self._path else self.address, self._path)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes and threads out of the block; one that dies inside leaves it."""
+        if self._process != os.getpid():  # Some thread may have held it when we were forked.
+            self._mutex, self._process = threading.Lock(), os.getpid()
+        with self._mutex:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Read at most so many bytes; fewer at the file's end."""
+        return os.pread(self.descriptor, count, offset)
+
+    def write(self, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        while view:  # Linux writes at most 2 GiB at once, and what a full disk has room for.
+            written = os.pwrite(self.descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def resize(self, size_bytes: int) -> None:
+        os.ftruncate(self.descriptor, size_bytes)
+
+    def _check_owner(self, path: Path) -> None:
+        found = os.fstat(self.descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{path} can be written by others than user {os.geteuid()}")
+
+
+def _open_in_memory(address: str) -> tuple[int, str]:
+    process, number, token = address.split(":")
+    descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    # In another container the same numbers are another process's.
+    if token not in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.close(descriptor)
+        raise FileNotFoundError(f"process {process} has no file in memory of that name")
+    return descriptor, token
 
 
 class Found(NamedTuple):
@@ -224,11 +313,10 @@ def disk(
         if other.name.startswith(beginning) and other.suffix == ".samples" and other != path:
             other.unlink(missing_ok=True)
     file = SharedFile(path=path)
-    room = file.size_bytes + free_disk_bytes(folder)
+    room = file.size_bytes + shutil.disk_usage(folder).free
     return LogStore(file, capacity_per_node or room // 2, is_checked=True)
 
 
 def _entry(key: bytes) -> int:
     """Return where the table has the offset for this key."""
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    return TABLE + int.from_bytes(digest, "little") % TABLE_ENTRIES * OFFSET.size
+    return TABLE + number_of(key, TABLE_ENTRIES) * OFFSET.size

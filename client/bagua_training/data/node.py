@@ -1,4 +1,4 @@
-"""What one rank of each node makes for all of them, and how much the node has room for."""
+"""What one rank of each node makes for all of them, and how much memory the node has for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -96,10 +95,6 @@ def available_memory_bytes() -> int:
     if limit and used and limit[0].isdecimal():
         found.append(max(int(limit[0]) - int(used[0]), 0))
     return min(found)
-
-
-def free_disk_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 def _ranks() -> int:

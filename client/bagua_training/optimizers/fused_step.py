@@ -15,21 +15,18 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from bagua_training.optimizers.contiguity import (
+    LongParameter,
     calculate_mutual_groups,
     flattened,
+    is_joinable,
     joined,
+    kind,
+    parts_of,
     share_memory,
     views,
 )
-from bagua_training.optimizers.long_parameter import LongParameter, is_joinable, kind, parts_of
 from bagua_training.optimizers.reading import Reading, read
-from bagua_training.optimizers.trial import (
-    Closure,
-    copy_of,
-    difference,
-    settings_of,
-    step_plainly,
-)
+from bagua_training.optimizers.trial import Closure, copy_of, difference, settings_of, step_plainly
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from bagua_client.torch_private.optimizer import clear_step_hooks, is_torchs, unhooked_step
-from bagua_training.optimizers.long_parameter import Scalar
+from bagua_training.optimizers.contiguity import Scalar
 
 MOST_ELEMENTS = 1 << 20
 """Most elements of the copies that are compared, which then need little memory."""

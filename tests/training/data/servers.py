@@ -20,7 +20,7 @@ class Server:
     """On a port of the loopback device, without a password; it can be stopped and started."""
 
     def __init__(self, capacity: int, policy: str) -> None:
-        from bagua_training.data.redis_server import free_port
+        from bagua_training.data.redis_store import free_port
 
         self.host: dict[str, Any] = {"host": "127.0.0.1", "port": free_port()}
         self._options = f"--maxmemory {capacity} --maxmemory-policy {policy}"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_training.data.log_store import RECORDS, LogStore, disk
-from bagua_training.data.shared_file import SharedFile
+from bagua_training.data.log_store import RECORDS, LogStore, SharedFile, disk
 
 pytestmark = pytest.mark.slow
 

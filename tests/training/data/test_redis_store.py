@@ -21,8 +21,8 @@ if not has_redis():
 
 import redis
 
-from bagua_training.data import redis_server
-from bagua_training.data.redis_store import RedisStore
+from bagua_training.data import redis_store
+from bagua_training.data.redis_store import OwnServer, RedisStore
 
 pytestmark = pytest.mark.slow
 
@@ -106,12 +106,12 @@ def _is_zombie(pid: int) -> bool:
 
 @pytest.fixture
 def server() -> Any:
-    found = redis_server.OwnServer("127.0.0.1", 10_000_000)
+    found = OwnServer("127.0.0.1", 10_000_000)
     yield found
     found.stop()
 
 
-def test_without_the_password_it_is_refused(server: redis_server.OwnServer) -> None:
+def test_without_the_password_it_is_refused(server: OwnServer) -> None:
     host = dict(server.host)
     with redis.Redis(**host) as client:
         assert client.ping()
@@ -121,16 +121,16 @@ def test_without_the_password_it_is_refused(server: redis_server.OwnServer) -> N
             client.get("1")
 
 
-def test_it_listens_on_one_address_only(server: redis_server.OwnServer) -> None:
+def test_it_listens_on_one_address_only(server: OwnServer) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.host["port"]))
 
 
 def test_a_port_that_was_taken_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [redis_server.free_port(), taken.getsockname()[1]]
-        monkeypatch.setattr(redis_server, "free_port", lambda address: ports.pop())
-        server = redis_server.OwnServer("127.0.0.1", 10_000_000)
+        ports = [redis_store.free_port(), taken.getsockname()[1]]
+        monkeypatch.setattr(redis_store, "free_port", lambda address: ports.pop())
+        server = OwnServer("127.0.0.1", 10_000_000)
         server.stop()
     assert not ports
 
@@ -138,7 +138,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_used(monkeypatch: pytest.MonkeyP
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="redis-server is not installed"):
-        redis_server.OwnServer("127.0.0.1", 10_000_000)
+        OwnServer("127.0.0.1", 10_000_000)
 
 
 def test_no_hosts_are_refused() -> None:

@@ -1,9 +1,11 @@
-"""What a fused optimizer does is what it would have done, in fewer calls."""
+"""What a fused optimizer does is what it would have done, in fewer calls, by torch's kernels over
+many tensors where it has some."""
 
 from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
 import warnings
 from typing import Any
@@ -11,33 +13,38 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_training.optimizers import fuse_optimizer, fused_step, is_fused_optimizer
+from bagua_training.optimizers.reading import read
 from tests.ranks import RankPool
-from tests.training.optimizers.loops import LoopAdam
-from tests.training.optimizers.strangers import Stranger
+from tests.training.optimizers.strangers import LoopAdam, Stranger
 from tests.training.optimizers.twins import Twins, fused_count
 
 pytestmark = pytest.mark.slow
 
 
-def test_it_steps_once_over_all_of_a_group() -> None:
-    twins = Twins(LoopAdam)
+def sizes_of_updates(twins: Twins) -> list[int]:
+    """The elements of each parameter that a step updates, in turn."""
     seen: list[int] = []
     update = LoopAdam.update
+    twins.backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            LoopAdam,
+            "update",
+            lambda self, p, *rest: (seen.append(p.numel()), update(self, p, *rest)),
+        )
+        twins.fused.fuse_step()
+    return seen
+
+
+def test_it_steps_once_over_all_of_a_group() -> None:
+    twins = Twins(LoopAdam)
     for number in range(4):  # the first two are compared with plain ones
-        twins.backward()
-        seen.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                LoopAdam,
-                "update",
-                lambda self, p, *rest: (seen.append(p.numel()), update(self, p, *rest)),
-            )
-            twins.fused.fuse_step()
-        assert (seen == [53, 9]) is (number > 1)
+        assert (sizes_of_updates(twins) == [53, 9]) is (number > 1)
     assert twins.fused.calls == 4
 
 
@@ -45,10 +52,7 @@ def test_parameters_without_gradients_are_left_alone() -> None:
     """And have made fewer steps than the others from then on."""
     twins = Twins(LoopAdam)
     for unused in [(), (2,), (2, 3), (), (0, 5), ()]:
-        twins.backward(unused)
-        twins.fused.fuse_step()
-        twins.plain.step()
-        twins.check()
+        twins.steps(1, unused=unused)
     steps = [state["step"] for state in twins.fused.state_dict()["state"].values()]
     assert sorted(set(steps)) == [4, 5, 6]
 
@@ -56,10 +60,7 @@ def test_parameters_without_gradients_are_left_alone() -> None:
 def test_from_fused_to_unfused_and_back() -> None:
     twins = Twins(LoopAdam)
     for _ in range(3):
-        for _ in range(3):
-            twins.backward()
-            twins.fused.fuse_step()
-            twins.plain.step()
+        twins.steps(3)
         saved = io.BytesIO()
         torch.save(twins.fused.state_dict(), saved)
         saved.seek(0)
@@ -111,11 +112,7 @@ def test_images_keep_their_order_in_memory() -> None:
         memory_format=torch.channels_last
     )
     twins = Twins(LoopAdam, model)
-    for _ in range(3):
-        twins.backward()
-        twins.fused.fuse_step()
-        twins.plain.step()
-        twins.check()
+    twins.steps(3)
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert twins.fused_count == 6
 
@@ -123,21 +120,15 @@ def test_images_keep_their_order_in_memory() -> None:
 def test_weights_that_somebody_moved_are_found_again() -> None:
     twins = Twins(LoopAdam)
     for _ in range(3):
-        twins.backward()
-        twins.fused.fuse_step()
-        twins.plain.step()
+        twins.steps(1)
         for parameter in twins.parameters()[0]:
             parameter.data = parameter.data.clone()
-        twins.check()
 
 
 def test_without_flattening_only_neighbours_are_fused() -> None:
     twins = Twins(LoopAdam, do_flatten=False)
     addresses = [parameter.data_ptr() for parameter in twins.parameters()[0]]
-    twins.backward()
-    twins.fused.fuse_step()
-    twins.plain.step()
-    twins.check()
+    twins.steps(1)
     assert [parameter.data_ptr() for parameter in twins.parameters()[0]] == addresses
     assert twins.fused_count == 0
 
@@ -168,35 +159,30 @@ def test_types_are_not_mixed() -> None:
     assert twins.fused_count == 6
 
 
-def test_sparse_gradients_are_stepped_alone() -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_sparse_gradients_are_stepped_alone_or_as_torch_can(is_replaced: bool) -> None:
     model = nn.ModuleList([nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4), nn.Linear(4, 4)])
-    twins = Twins(lambda groups: torch.optim.SGD(groups, lr=0.1), model)
+    twins = Twins(lambda groups: SGD(groups, lr=0.1), model, replace_step=is_replaced)
+    assert bool(twins.fused.param_groups[0]["fused"]) is is_replaced
     for number in range(3):
         for found in (twins.fused_model, twins.plain_model):
             found.zero_grad()
             rows = found[0](torch.tensor([number, 5]))
             found[2](found[1](rows)).sum().backward()
-        twins.fused.fuse_step()
+        (twins.fused.step if is_replaced else twins.fused.fuse_step)()
         twins.plain.step()
-        twins.check()
-    assert twins.fused_count == 6
+        if not is_replaced:
+            twins.check()
+        torch.testing.assert_close(*twins.parameters())
+    assert twins.fused_count == (0 if is_replaced else 6)
 
 
 def test_large_parameters_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fused_step.MOST_ELEMENTS, "cpu", 30 * fused_step.FEWEST_PARAMETERS)
     twins = Twins(LoopAdam, nn.Sequential(*(nn.Linear(6, 6) for _ in range(30))))
     addresses = [parameter.data_ptr() for parameter in twins.parameters()[0][::2]]
-    seen: list[int] = []
     twins.steps(3)
-    update = LoopAdam.update
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            LoopAdam,
-            "update",
-            lambda self, p, *rest: (seen.append(p.numel()), update(self, p, *rest)),
-        )
-        twins.backward()
-        twins.fused.fuse_step()
+    seen = sizes_of_updates(twins)
     assert addresses == [parameter.data_ptr() for parameter in twins.parameters()[0][::2]]
     # The biases are two long ones, as all of them would be over 120 elements.
     assert seen == [*[36] * 30, 120, 60]
@@ -245,7 +231,7 @@ def saved(found: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-class WithAll(torch.optim.RMSprop):
+class WithAll(RMSprop):
     """Keeps all its attributes in copies, as torch's do not."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,12 +240,7 @@ class WithAll(torch.optim.RMSprop):
 
 @pytest.mark.parametrize(
     ("made", "copied"),
-    [
-        (torch.optim.RMSprop, copy.deepcopy),
-        (Stranger, unpickled),
-        (WithAll, copy.deepcopy),
-        (WithAll, saved),
-    ],
+    [(RMSprop, copy.deepcopy), (Stranger, unpickled), (WithAll, copy.deepcopy), (WithAll, saved)],
 )
 def test_a_copy_is_a_fused_optimizer_of_its_own(made: Any, copied: Any) -> None:
     twins = Twins(made, replace_step=True)
@@ -270,10 +251,7 @@ def test_a_copy_is_a_fused_optimizer_of_its_own(made: Any, copied: Any) -> None:
     assert twins.fused is not first
     before = [parameter.clone() for parameter in first_model.parameters()]
     twins.steps(3)
-    twins.backward()
-    twins.fused.step()  # replaced, too
-    twins.plain.step()
-    twins.check()
+    twins.steps(1, "step")  # replaced, too
     assert twins.fused_count == 8
     assert all(map(torch.equal, before, first_model.parameters()))
     assert fused_count(first) == 6
@@ -296,6 +274,8 @@ def test_in_a_compiled_function_it_steps_as_ever() -> None:
         torch.testing.assert_close(*twins.parameters())
     assert {state["step"] for state in twins.fused.state.values()} == {6}
     assert twins.fused_count == 6
+    # Torch has put something around parts of its own optimizers by then.
+    assert not read(torch.optim.AdamW(nn.Linear(2, 1).parameters())).reason
 
 
 def test_a_scheduler_from_before_it_was_fused_sees_the_steps() -> None:
@@ -344,3 +324,82 @@ def test_hooks_see_the_optimizer_itself_and_once() -> None:
     handle.remove()
     assert len(seen) == 1
     assert seen[0] is twins.fused
+
+
+@pytest.mark.parametrize("made", [Adam, SGD])
+def test_replacing_the_step_turns_on_torchs_fused(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        twins = Twins(lambda groups: made(groups, lr=0.1), replace_step=True)
+    assert [group["fused"] for group in twins.fused.param_groups] == [True, True]
+    assert caplog.messages == [
+        f"{made.__name__} steps with torch's own fused kernels, which are faster"
+    ]
+    for _ in range(3):
+        twins.backward()
+        twins.fused.step()
+        twins.plain.step()
+        torch.testing.assert_close(*twins.parameters())
+    assert twins.fused_count == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "is_ours"),
+    [
+        (Adam, True),  # fuse_step fuses by default, as Bagua's does
+        (lambda groups: Adam(groups, fused=True), False),
+        (lambda groups: Adam(groups, fused=False), True),
+        (lambda groups: Adam(groups, foreach=True), True),  # a loop, on CPUs
+    ],
+)
+def test_fuse_step_leaves_what_was_chosen(made: Any, is_ours: bool) -> None:
+    twins = Twins(made)
+    before = copy.deepcopy(twins.fused.state_dict()["param_groups"])
+    twins.steps(3)
+    assert twins.fused_count == (6 if is_ours else 0)
+    assert twins.fused.state_dict()["param_groups"] == before
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        RMSprop,
+        lambda groups: Adam(groups, fused=False),
+        lambda groups: SGD(groups, 0.1, differentiable=False, foreach=False),
+    ],
+)
+def test_where_torch_has_none_the_replaced_step_is_ours(made: Any) -> None:
+    twins = Twins(made, replace_step=True)
+    twins.steps(3, "step")
+    assert twins.fused_count == 6
+
+
+def test_states_from_before_and_from_elsewhere_go_on_fused() -> None:
+    """They say that nobody has chosen, and have their counts where plain steps want them."""
+    twins = Twins(Adam)
+    twins.steps(3)
+    plain, model = copy.deepcopy((twins.plain, twins.plain_model))
+    again = fuse_optimizer(plain, replace_step=True)
+    again.load_state_dict(twins.fused.state_dict())
+    assert [group["fused"] for group in again.param_groups] == [True, True]
+    generator = torch.Generator().manual_seed(7)
+    for ours, theirs in zip(model.parameters(), twins.plain_model.parameters(), strict=True):
+        ours.grad = torch.randn(ours.shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+    again.step()
+    twins.plain.step()
+    torch.testing.assert_close(*(list(each.parameters()) for each in (model, twins.plain_model)))
+    assert {float(state["step"]) for state in again.state.values()} == {4.0}
+
+
+def test_a_scaler_unscales_for_it() -> None:
+    twins = Twins(Adam, replace_step=True)
+    twins.backward()
+    for parameter in twins.parameters()[0]:
+        parameter.grad *= 8
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.tensor(1.0))
+    scaler.step(twins.fused)
+    twins.plain.step()
+    torch.testing.assert_close(*twins.parameters())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.optimizers.loops import LoopAdam
+from tests.training.optimizers.strangers import LoopAdam
 from tests.training.optimizers.twins import Twins
 
 pytestmark = [

@@ -13,7 +13,7 @@ from torch import nn
 from bagua_training.optimizers import fuse_optimizer
 from bagua_training.optimizers.trial import difference, step_plainly
 from tests.training.optimizers import strangers
-from tests.training.optimizers.loops import Ahead, LoopAdam, LoopLamb, Named, Noisy
+from tests.training.optimizers.strangers import Ahead, LoopAdam, LoopLamb, Named, Noisy
 from tests.training.optimizers.twins import Twins
 
 pytestmark = pytest.mark.slow
@@ -171,10 +171,7 @@ def test_it_is_tried_in_the_first_step_that_would_be_fused(
     twins = Twins(LoopLamb, element_wise=True)
     for number in range(4):
         # At first, only one parameter of each group has a gradient.
-        twins.backward((2, 3, 4, 5) if number < 3 else ())
-        twins.fused.fuse_step()
-        twins.plain.step()
-        twins.check()
+        twins.steps(1, unused=(2, 3, 4, 5) if number < 3 else ())
     assert "in step 1 the fused" in caplog.text
 
 

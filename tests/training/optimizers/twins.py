@@ -45,17 +45,16 @@ class Twins:
     def parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         return list(self.fused_model.parameters()), list(self.plain_model.parameters())
 
-    def steps(self, number: int) -> None:
+    def steps(self, number: int, method: str = "fuse_step", unused: tuple[int, ...] = ()) -> None:
         """Both make the same steps, and are alike after each."""
         for _ in range(number):
-            self.backward()
-            self.fused.fuse_step()
+            self.backward(unused)
+            getattr(self.fused, method)()
             self.plain.step()
             self.check()
 
     def check(self) -> None:
-        for ours, theirs in zip(*self.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
+        assert all(map(torch.equal, *self.parameters()))
         ours, theirs = self.fused.state_dict(), self.plain.state_dict()
         assert ours["param_groups"] == theirs["param_groups"]
         assert ours["state"].keys() == theirs["state"].keys()

@@ -3,11 +3,7 @@ user-written one is made of."""
 
 from bagua_client.algorithms import async_model_average, bytegrad, gradient_allreduce
 from bagua_compat.torch_api.algorithms import decentralized, q_adam
-from bagua_compat.torch_api.algorithms.base import (
-    Algorithm,
-    AlgorithmImpl,
-    GlobalAlgorithmRegistry,
-)
+from bagua_compat.torch_api.algorithms.base import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry
 
 for _name, _algorithm in {
     "gradient_allreduce": gradient_allreduce.GradientAllReduceAlgorithm,

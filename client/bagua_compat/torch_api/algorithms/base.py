@@ -13,9 +13,9 @@ from torch import nn
 from bagua_client import algorithms as ours
 from bagua_client.algorithms.base import Registry
 from bagua_client.layout import Partition
-from bagua_compat.torch_api.backend import Backend
 from bagua_compat.torch_api.bucket import BaguaBucket
 from bagua_compat.torch_api.communication import BaguaProcessGroup
+from bagua_compat.torch_api.tensor import Backend
 
 __all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"]
 

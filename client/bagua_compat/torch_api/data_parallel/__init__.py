@@ -14,16 +14,30 @@ from torch import nn
 from bagua_client.algorithms import GradientAllReduceAlgorithm
 from bagua_client.integrations import distributed_data_parallel as ours
 from bagua_compat.torch_api.bucket import BaguaBucket
-from bagua_compat.torch_api.data_parallel.bagua_distributed import (
-    BaguaDistributedDataParallel,
-)
+from bagua_compat.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 
 __all__ = ["DistributedDataParallel", "DistributedDataParallel_V1_9_0", "all_reduce"]
 
 
 class DistributedDataParallel_V1_9_0(ours.DistributedDataParallel):
-    """Ours, tuned under ``BAGUA_AUTOTUNE=1``. It takes the arguments of
-    :func:`DistributedDataParallel`.
+    """Ours, tuned under ``BAGUA_AUTOTUNE=1``: has ``module`` trained by all ranks of a process
+    group, which must call this together.
+
+    Bagua hands a model over to torch, without its algorithm, where ``device_ids``,
+    ``output_device``, ``dim``, ``broadcast_buffers=False`` or ``check_reduction`` is given. Here
+    they mean what they do in torch, and the algorithm stays.
+
+    Args:
+        module, device_ids, output_device, dim, broadcast_buffers, bucket_cap_mb,
+            find_unused_parameters, gradient_as_bucket_view: as torch's. Bagua takes no notice of
+            ``bucket_cap_mb``; here a tuning starts from it.
+        process_group: Bagua's or torch's; None: of all ranks.
+        check_reduction: does nothing, as in torch.
+        optimizers: of the module.
+        algorithm: see ``with_bagua``; None: gradients are averaged.
+
+    Raises:
+        ValueError: the algorithm does not work for these ranks; or torch's.
 
     Attributes:
         inner: what Bagua's algorithms are given.
@@ -60,7 +74,7 @@ class DistributedDataParallel_V1_9_0(ours.DistributedDataParallel):
             return self
 
         if check_reduction:
-            warnings.warn("check_reduction does nothing in any torch of today", stacklevel=3)
+            warnings.warn("check_reduction does nothing in any torch of today", stacklevel=2)
         inner = BaguaDistributedDataParallel(
             module,
             optimizers,
@@ -88,46 +102,11 @@ class DistributedDataParallel_V1_9_0(ours.DistributedDataParallel):
         return self.inner.bagua_buckets
 
 
-def DistributedDataParallel(
-    module: nn.Module,
-    device_ids: Sequence[int | torch.device] | None = None,
-    output_device: int | torch.device | None = None,
-    dim: int = 0,
-    broadcast_buffers: bool = True,
-    process_group: Any = None,
-    bucket_cap_mb: float | None = None,
-    find_unused_parameters: bool = False,
-    check_reduction: bool = False,
-    gradient_as_bucket_view: bool = True,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    algorithm: Any = None,
-) -> DistributedDataParallel_V1_9_0:
-    """Have ``module`` trained by all ranks of a process group, which must call this together.
-
-    Bagua hands a model over to torch, without its algorithm, where ``device_ids``,
-    ``output_device``, ``dim``, ``broadcast_buffers=False`` or ``check_reduction`` is given. Here
-    they mean what they do in torch, and the algorithm stays.
-
-    Args:
-        module, device_ids, output_device, dim, broadcast_buffers, bucket_cap_mb,
-            find_unused_parameters, gradient_as_bucket_view: as torch's. Bagua takes no notice of
-            ``bucket_cap_mb``; here a tuning starts from it.
-        process_group: Bagua's or torch's; None: of all ranks.
-        check_reduction: does nothing, as in torch.
-        optimizers: of the module.
-        algorithm: see ``with_bagua``; None: gradients are averaged.
-
-    Raises:
-        ValueError: the algorithm does not work for these ranks; or torch's.
-    """
-    arguments = dict(locals())
-    return DistributedDataParallel_V1_9_0(**arguments)
+DistributedDataParallel = DistributedDataParallel_V1_9_0
 
 
 def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = dist.ReduceOp.SUM,
-    group: dist.ProcessGroup | None = None,
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """``tensor`` reduced over all ranks of ``group`` (None: all of the job); the argument stays as
     it is. Its gradient is that of all ranks' results, reduced in the same way. All ranks must call

@@ -29,8 +29,8 @@ _COMPARISONS = """
 """
 ELEMENT_WISE = frozenset((_ARITHMETIC + _FUNCTIONS + _COMPARISONS).split())
 _COPIES = "bfloat16 clone contiguous copy_ detach detach_ double fill_ float half to type type_as"
-METHODS = frozenset([*_COPIES.split(), "zero_"])
-"""Methods of a tensor, beside those above."""
+METHODS = ELEMENT_WISE | {*_COPIES.split(), "zero_"}
+"""Methods of a tensor."""
 _LIKE = "clone empty_like full_like ones_like view_as_complex view_as_real zeros_like"
 LIKE = frozenset(_LIKE.split())
 """Functions of torch whose result is like their first argument."""
@@ -61,7 +61,7 @@ def _functions(names: frozenset[str]) -> list[Any]:
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
-TORCH_ELEMENT_WISE = [*_functions(ELEMENT_WISE | LIKE), copy.deepcopy]
+FUNCTIONS = [*_functions(ELEMENT_WISE | LIKE), copy.deepcopy, abs, pow]
 TORCH_NEVER = _functions(NEVER)
 TORCH_ASKED = _functions(ASKED)
 TORCH_MADE = _functions(MADE)
@@ -76,7 +76,6 @@ TORCH_LISTS = [
     for found in (f"_foreach_{name}", f"_foreach_{name}_")
     if hasattr(torch, found)
 ]
-BUILTINS_OF_TENSORS = [abs, pow]
 PURE = [bool, complex, dict, divmod, float, int, max, min, repr, round, str, sum, tuple]
 PURE += [*TORCH_MADE, *(value for value in vars(math).values() if callable(value))]
 """Functions of numbers alone: the result depends on nothing else."""

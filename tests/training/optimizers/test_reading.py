@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_training.optimizers.reading import read
-from bagua_training.optimizers.reading.reader import ELEMENT_WISE
-from tests.training.optimizers import loops, strangers
+from bagua_training.optimizers.reading import ELEMENT_WISE, read
+from tests.training.optimizers import strangers
 from tests.training.optimizers.twins import Twins
 
 pytestmark = pytest.mark.slow
@@ -33,9 +32,9 @@ def made(optimizer: Any) -> Any:
         (strangers.Sharing, "it changes count once for each parameter"),
         (strangers.Sliced, "it takes a part of a tensor"),
         (strangers.OwnInit, "it has a _init_group of its own in place of torch's"),
-        (loops.Noisy, "it calls rand_like with a tensor"),
-        (loops.Named, "it keeps dict in scales"),
-        (loops.Ahead, "it calls the closure in the middle of its step"),
+        (strangers.Noisy, "it calls rand_like with a tensor"),
+        (strangers.Named, "it keeps dict in scales"),
+        (strangers.Ahead, "it calls the closure in the middle of its step"),
         (torch.optim.Adafactor, "it calls"),
     ],
 )
@@ -53,8 +52,8 @@ def test_what_is_not_element_wise_is_found(optimizer: Any, reason: str) -> None:
         strangers.Data,
         strangers.Functional,
         strangers.Slower,
-        loops.LoopAdam,
-        loops.Replacing,
+        strangers.LoopAdam,
+        strangers.Replacing,
     ],
 )
 def test_what_is_element_wise_is_fused_and_right(optimizer: Any) -> None:
@@ -97,7 +96,7 @@ def test_a_state_that_the_code_does_not_make_is_not_stepped_as_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It may have been loaded from a step with other switches."""
-    twins = Twins(loops.LoopAdam)
+    twins = Twins(strangers.LoopAdam)
     twins.steps(2)
     for optimizer in (twins.fused, twins.plain):
         state = optimizer.state_dict()

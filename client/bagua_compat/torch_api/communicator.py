@@ -1,30 +1,70 @@
-"""A communicator: collectives over a fixed list of ranks, done when the call returns."""
+"""A communicator: collectives over a fixed list of ranks, done when the call returns, among them
+reductions that torch's backends lack. What waits can be ended."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from enum import IntEnum
 from typing import Concatenate, ParamSpec
 
 import torch
 import torch.distributed as dist
 
-from bagua_compat.torch_api.communication.reductions import (
-    Aborted,
-    Collectives,
-    ReduceOp,
-)
+from bagua_client.communication.operations import all_gather, reduce_scatter
 from bagua_compat.torch_api.env import get_local_rank, get_rank
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
+LOOK = timedelta(milliseconds=200)
+"""How often a rank that waits looks whether it was aborted."""
+
 ABORT_GRACE_SECONDS = 5.0
 """How long this rank's own abort is waited for after a failure: ranks never abort in one instant,
 and on gloo the first to do so closes the connections of the others."""
+
+
+class ReduceOp(IntEnum):
+    """How the values of several ranks become one; the numbers are Bagua's.
+
+    BOR, BAND and BXOR are for integers. AVG is the sum divided by the number of ranks, for integers
+    rounded towards zero. Sums and products of uint8 wrap around.
+    """
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BOR = 7
+    BAND = 8
+    BXOR = 9
+    AVG = 10
+
+
+# NCCL has none of these: every rank gets all values and computes the result itself.
+_BITWISE: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def _torchs(op: ReduceOp) -> dist.ReduceOp.RedOpType:
+    """Averages are divided afterwards: gloo averages no integers."""
+    found: dist.ReduceOp.RedOpType = getattr(
+        dist.ReduceOp, "SUM" if op == ReduceOp.AVG else op.name
+    )
+    return found
+
+
+class Aborted(RuntimeError):
+    """Raised where what was waited for was given up."""
 
 
 def _abortable(
@@ -46,7 +86,7 @@ def _abortable(
         except Aborted:
             return
         except RuntimeError:
-            if not self.is_aborted_soon():
+            if not self._aborted.wait(ABORT_GRACE_SECONDS):
                 raise
 
     functools.update_wrapper(run, method)
@@ -67,21 +107,17 @@ class Communicator:
         stream: on which CUDA tensors travel; None: one that is made here.
 
     Attributes:
+        group: torch's, of the same ranks.
         cuda_stream: that stream; None without CUDA.
         device: one that the group communicates from.
     """
 
     def __init__(self, group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> None:
-        self._group = group
-        self._collectives = Collectives(group)
-        self._rank, self._nranks = self._collectives.rank, self._collectives.ranks
+        self.group = group
+        self._rank, self._nranks = dist.get_rank(group), dist.get_world_size(group)
+        self._aborted = threading.Event()
         self.cuda_stream = stream or new_stream()
         self.device = device_of(group)
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """Torch's group of the same ranks."""
-        return self._group
 
     def nranks(self) -> int:
         """The number of ranks."""
@@ -102,12 +138,12 @@ class Communicator:
         With gloo, :meth:`send` and :meth:`recv` that are stuck return only when the other rank's
         process ends, or after the group's timeout.
         """
-        if self._collectives.aborted.is_set():
+        if self._aborted.is_set():
             return
-        self._collectives.aborted.set()
+        self._aborted.set()
         logger.warning("rank %s: a communicator of %s ranks is aborted", self._rank, self._nranks)
         try:
-            self._group.abort()
+            self.group.abort()
         except (AttributeError, RuntimeError) as error:
             logger.warning(
                 "rank %s: calls that are stuck only end with their timeout, as this backend "
@@ -118,11 +154,7 @@ class Communicator:
 
     def check_abort(self) -> bool:
         """Whether this rank has aborted it."""
-        return self._collectives.aborted.is_set()
-
-    def is_aborted_soon(self) -> bool:
-        """Whether this rank has aborted it or does so within :data:`ABORT_GRACE_SECONDS`."""
-        return self._collectives.aborted.wait(ABORT_GRACE_SECONDS)
+        return self._aborted.is_set()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -131,56 +163,60 @@ class Communicator:
     @_abortable
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         """Send to the rank ``dst``, which calls :meth:`recv`."""
-        dist.send(_flat(tensor), self._global_rank(dst), self._group)
+        dist.send(_flat(tensor), self._global_rank(dst), self.group)
 
     @_abortable
     def recv(self, tensor: torch.Tensor, src: int) -> None:
         """Receive from the rank ``src``."""
         with _filled(tensor) as flat:
-            dist.recv(flat, self._global_rank(src), self._group)
+            dist.recv(flat, self._global_rank(src), self.group)
 
     @_abortable
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
         """The tensor of the rank ``src`` to all ranks."""
         with _filled(tensor) as flat:
             root = self._global_rank(src)
-            self._collectives.wait(dist.broadcast(flat, root, self._group, async_op=True), flat)
+            self._wait(dist.broadcast(flat, root, self.group, async_op=True), flat)
 
     @_abortable
     def reduce(
-        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int = ReduceOp.SUM
     ) -> None:
         """Reduce into ``recv_tensor`` of the rank ``dst``; that of the others stays as it is."""
         self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         self._global_rank(dst)
-        result = self._collectives.reduced(_flat(send_tensor), op, dst)
+        result = self._reduced(_flat(send_tensor), op, dst)
         if self._rank == dst:
             _write(recv_tensor, result)
 
-    def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: int) -> None:
+    def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: int = ReduceOp.SUM) -> None:
         """:meth:`reduce` of a tensor into itself."""
         self.reduce(tensor, tensor, dst, op)
 
     @_abortable
-    def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
+    def allreduce(
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = ReduceOp.SUM
+    ) -> None:
         """Reduce into ``recv_tensor`` of all ranks."""
         self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
-        _write(recv_tensor, self._collectives.reduced(_flat(send_tensor), op))
+        _write(recv_tensor, self._reduced(_flat(send_tensor), op))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: int = ReduceOp.SUM) -> None:
         """:meth:`allreduce` of a tensor into itself."""
         self.allreduce(tensor, tensor, op)
 
     @_abortable
-    def reduce_scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
+    def reduce_scatter(
+        self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int = ReduceOp.SUM
+    ) -> None:
         """Reduce equal parts, one for each rank: part ``i`` goes into ``recv_tensor`` of rank
         ``i``."""
         self._check(
             "the sending tensor", send_tensor, self._nranks * recv_tensor.numel(), recv_tensor
         )
-        _write(recv_tensor, self._collectives.reduced_part(_flat(send_tensor), op))
+        _write(recv_tensor, self._reduced_part(_flat(send_tensor), op))
 
-    def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int) -> None:
+    def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int = ReduceOp.SUM) -> None:
         """:meth:`reduce_scatter` to the start of the tensor, the rest of which stays as it is."""
         elements = self._part_elements(tensor)
         with _filled(tensor) as flat:
@@ -192,7 +228,7 @@ class Communicator:
         self._check(
             "the receiving tensor", recv_tensor, self._nranks * send_tensor.numel(), send_tensor
         )
-        _write(recv_tensor, self._collectives.gathered(_flat(send_tensor)))
+        _write(recv_tensor, self._gathered(_flat(send_tensor)))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
         """:meth:`allgather` of what each rank ``i`` has as part ``i`` of its tensor."""
@@ -207,7 +243,7 @@ class Communicator:
             self._check("the receiving tensor", recv_tensor, self._nranks * sent.numel(), sent)
             parts = list(sent.new_empty(self._nranks, sent.numel()))
         root = self._global_rank(dst)
-        self._collectives.wait(dist.gather(sent, parts, root, self._group, async_op=True), sent)
+        self._wait(dist.gather(sent, parts, root, self.group, async_op=True), sent)
         if parts is not None:
             _write(recv_tensor, torch.cat(parts))
 
@@ -231,8 +267,8 @@ class Communicator:
             parts = list(_flat(send_tensor).chunk(self._nranks))
         with _filled(recv_tensor) as flat:
             root = self._global_rank(src)
-            work = dist.scatter(flat, parts, root, self._group, async_op=True)
-            self._collectives.wait(work, flat)
+            work = dist.scatter(flat, parts, root, self.group, async_op=True)
+            self._wait(work, flat)
 
     def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
         """:meth:`scatter` of ``count`` elements to each rank. The tensor of ``src`` has ``nranks``
@@ -277,9 +313,9 @@ class Communicator:
             arriving = flat.new_empty(sum(sizes))
             leaving_sizes = [cut.stop - cut.start for cut in sent]
             work = dist.all_to_all_single(
-                arriving, leaving, sizes, leaving_sizes, self._group, async_op=True
+                arriving, leaving, sizes, leaving_sizes, self.group, async_op=True
             )
-            self._collectives.wait(work, leaving)
+            self._wait(work, leaving)
             for cut, values in zip(received, torch.split(arriving, sizes), strict=True):
                 flat[cut] = values
 
@@ -288,6 +324,75 @@ class Communicator:
     ) -> None:
         """:meth:`alltoall_v` of a tensor into itself."""
         self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
+
+    def _reduced(self, flat: torch.Tensor, op: int, dst: int | None = None) -> torch.Tensor:
+        """``flat`` of all ranks in one.
+
+        Args:
+            op: one of :class:`ReduceOp`.
+            dst: the rank on which the result is needed; others get anything. None: all.
+
+        Raises:
+            ValueError: there is no such operation, or not for this dtype.
+        """
+        op = ReduceOp(op)
+        if op in _BITWISE:
+            if flat.dtype.is_floating_point or flat.dtype.is_complex:
+                raise ValueError(f"{op.name} is for integers, not for {flat.dtype}")
+            return functools.reduce(_BITWISE[op], self._gathered(flat).chunk(self._nranks))
+        result = flat.clone()
+        if dst is None:
+            work = dist.all_reduce(result, _torchs(op), self.group, async_op=True)
+        else:
+            root = dist.get_global_rank(self.group, dst)
+            work = dist.reduce(result, root, _torchs(op), self.group, async_op=True)
+        self._wait(work, flat)
+        return self._averaged(result) if op == ReduceOp.AVG else result
+
+    def _reduced_part(self, flat: torch.Tensor, op: int) -> torch.Tensor:
+        """Return this rank's part of :meth:`_reduced`; ``flat`` divides evenly by the number of
+        ranks.
+        """
+        op = ReduceOp(op)
+        if op in _BITWISE:
+            return self._reduced(flat, op).chunk(self._nranks)[self._rank]
+        result = flat.new_empty(flat.numel() // self._nranks)
+        self._wait(reduce_scatter(result, flat, _torchs(op), self.group, async_op=True), flat)
+        return self._averaged(result) if op == ReduceOp.AVG else result
+
+    def _gathered(self, flat: torch.Tensor) -> torch.Tensor:
+        """``flat`` of all ranks, one after the other."""
+        result = flat.new_empty(flat.numel() * self._nranks)
+        self._wait(all_gather(result, flat, group=self.group, async_op=True), flat)
+        return result
+
+    def _wait(self, work: dist.Work | None, sent: torch.Tensor) -> None:
+        """Wait until the work is done; with NCCL until it stands in the current stream.
+
+        Only for collectives: gloo takes it for a failure if one waits for a message in steps.
+
+        Args:
+            sent: one of its tensors; a group may have gloo for the CPU and NCCL for GPUs.
+        """
+        if work is None:
+            return
+        if sent.is_cuda and "nccl" in dist.get_backend_config(self.group):
+            work.wait()
+            return
+        while not self._aborted.is_set():
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # Raises what it ended with; it may have just ended well.
+                    return
+        raise Aborted
+
+    def _averaged(self, total: torch.Tensor) -> torch.Tensor:
+        if total.dtype.is_floating_point or total.dtype.is_complex:
+            return total.div_(self._nranks)
+        return total.div_(self._nranks, rounding_mode="trunc")
 
     def _error(self, text: str) -> ValueError:
         return ValueError(f"rank {get_rank()} ({self._rank} in the communicator): {text}")
@@ -303,7 +408,7 @@ class Communicator:
     def _global_rank(self, rank: int) -> int:
         if not 0 <= rank < self._nranks:
             raise self._error(f"the communicator's ranks are 0 to {self._nranks - 1}, not {rank}")
-        return dist.get_global_rank(self._group, rank)
+        return dist.get_global_rank(self.group, rank)
 
     def _part_elements(self, tensor: torch.Tensor) -> int:
         if tensor.numel() % self._nranks:

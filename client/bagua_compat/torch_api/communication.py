@@ -1,13 +1,22 @@
-"""Process groups: Bagua's view of torch's, and the communicators of each."""
+"""Bagua's communication: process groups, its view of torch's, and the functions: a communicator's
+methods, by default that of all ranks.
+
+``comm`` is what ``get_global_communicator()`` and its like answer with. Ranks (``src``, ``dst``)
+are numbered inside it; a rank that is outside gets NON_COMM_MEMBER for it, with which every
+function returns at once.
+"""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import inspect
+import io
 import os
+import pickle
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -18,14 +27,15 @@ import torch.distributed as dist
 from bagua_client.communication.communicator import Communicator as TrainingCommunicator
 from bagua_client.torch_private.groups import Store
 from bagua_compat.torch_api import env
-from bagua_compat.torch_api.communication.communicator import (
-    Communicator,
-    device_of,
-    new_stream,
-)
+from bagua_compat.torch_api.communicator import Communicator as Communicator
+from bagua_compat.torch_api.communicator import ReduceOp as ReduceOp
+from bagua_compat.torch_api.communicator import device_of, new_stream
+from bagua_compat.torch_api.tensor import backend_of
+from bagua_compat.torch_api.utils import apply_flattened_call
 
+get_backend = backend_of
 TIMEOUT = timedelta(minutes=30)
-"""Longest time until all ranks must have come to :func:`init_process_group`, as in Bagua."""
+"""The longest time until all ranks must have come to :func:`init_process_group`, as in Bagua."""
 LAST_SECONDS = 0.2
 """A process waits for so long before it ends. In that time gloo's threads let go of the objects of
 their last collective; after it, that aborts the process
@@ -127,9 +137,7 @@ class BaguaProcessGroup:
         return CommMember.NON_COMM_MEMBER if group is None else Communicator(group, self.stream)
 
     @functools.cached_property
-    def _by_node(
-        self,
-    ) -> tuple[Communicator | CommMember._Mark, Communicator | CommMember._Mark]:
+    def _by_node(self) -> tuple[Communicator | CommMember._Mark, Communicator | CommMember._Mark]:
         group = self.torch_group
         if group is None:
             return CommMember.NON_COMM_MEMBER, CommMember.NON_COMM_MEMBER
@@ -177,10 +185,7 @@ def is_initialized() -> bool:
 
 
 def init_process_group(
-    store: Store | None = None,
-    rank: int = -1,
-    world_size: int = -1,
-    local_world_size: int = -1,
+    store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
 ) -> None:
     """Make torch's default group, unless it is there, and Bagua's over the same ranks.
 
@@ -308,3 +313,109 @@ def _rank_not_in_comm(comm: AnyCommunicator = None) -> bool:
 def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
     """Whether this rank is outside of ``group``; None is the default group."""
     return group is not None and group.torch_group is None
+
+
+def _member(comm: AnyCommunicator) -> Communicator | None:
+    """Return the communicator; None: this rank is not in it."""
+    if comm is None or comm is CommMember.WORLD:
+        comm = _get_default_group().get_global_communicator()
+    if comm is CommMember.NON_COMM_MEMBER:
+        return None
+    if not isinstance(comm, Communicator):
+        raise TypeError(
+            f"rank {env.get_rank()}: comm must be a communicator, not {comm!r}: call "
+            "get_global_communicator() of the group, one of torch first made Bagua's by "
+            "from_torch_group(group)"
+        )
+    return comm
+
+
+def _function(method: Callable[..., None]) -> Callable[..., None]:
+    """Return the function of a communicator's method, which takes ``comm`` after its arguments."""
+    signature = inspect.signature(method)
+    comm = inspect.Parameter("comm", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    arguments = [*list(signature.parameters.values())[1:], comm]
+    signature = signature.replace(parameters=arguments)
+
+    def function(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        *given, comm = bound.args
+        if member := _member(comm):
+            method(member, *given)
+
+    function.__name__ = function.__qualname__ = method.__name__
+    function.__doc__ = method.__doc__
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+send = _function(Communicator.send)
+recv = _function(Communicator.recv)
+broadcast = _function(Communicator.broadcast)
+reduce = _function(Communicator.reduce)
+reduce_inplace = _function(Communicator.reduce_inplace)
+allreduce = _function(Communicator.allreduce)
+allreduce_inplace = _function(Communicator.allreduce_inplace)
+reduce_scatter = _function(Communicator.reduce_scatter)
+reduce_scatter_inplace = _function(Communicator.reduce_scatter_inplace)
+allgather = _function(Communicator.allgather)
+allgather_inplace = _function(Communicator.allgather_inplace)
+gather = _function(Communicator.gather)
+gather_inplace = _function(Communicator.gather_inplace)
+scatter = _function(Communicator.scatter)
+scatter_inplace = _function(Communicator.scatter_inplace)
+alltoall = _function(Communicator.alltoall)
+alltoall_inplace = _function(Communicator.alltoall_inplace)
+alltoall_v = _function(Communicator.alltoall_v)
+alltoall_v_inplace = _function(Communicator.alltoall_v_inplace)
+barrier = _function(Communicator.barrier)
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], src: int = 0, comm: AnyCommunicator = None
+) -> None:
+    """:func:`broadcast` of several tensors of one dtype in one message."""
+    if member := _member(comm):
+        _run_coalesced(tensors, member.broadcast, src)
+
+
+def allreduce_coalesced_inplace(
+    tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: AnyCommunicator = None
+) -> None:
+    """:func:`allreduce_inplace` of several tensors of one dtype in one message."""
+    if member := _member(comm):
+        _run_coalesced(tensors, member.allreduce_inplace, op)
+
+
+def _run_coalesced(
+    tensors: Sequence[torch.Tensor], call: Callable[[torch.Tensor, int], None], argument: int
+) -> None:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"rank {env.get_rank()}: tensors that travel in one message must have one dtype, not "
+            f"{', '.join(sorted(map(str, dtypes)))}"
+        )
+    if tensors:
+        apply_flattened_call(tensors, call, [argument])
+
+
+def broadcast_object(obj: object, src: int = 0, comm: AnyCommunicator = None) -> object:
+    """The object of ``src``, pickled. A rank that is not in ``comm`` gets its own back."""
+    member = _member(comm)
+    if member is None:
+        return obj
+    buffer = io.BytesIO()
+    if member.rank() == src:
+        pickle.dump(obj, buffer)
+    size = torch.tensor([buffer.tell()], dtype=torch.int64, device=member.device)
+    member.broadcast(size, src)
+    content = torch.zeros(int(size), dtype=torch.uint8, device=member.device)
+    if member.rank() == src:
+        content.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
+    member.broadcast(content, src)
+    if member.rank() == src:
+        return obj
+    found: object = pickle.loads(content.cpu().numpy().tobytes())
+    return found
