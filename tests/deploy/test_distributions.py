@@ -112,20 +112,6 @@ def test_the_sdist_has_no_tests_and_the_licence(sdist: Path) -> None:
     assert not any(name.startswith("tests/") for name in names)
 
 
-def test_the_installed_wheel_has_its_command_and_its_page(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = Path(run(python, "-c", code, folder=tmp_path))
-    # What it requires comes from the environment of the test; the wheel is found before.
-    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
-    run(*pip, "--ignore-installed", wheel, folder=tmp_path)
-    said = run(python.with_name("bagua-autotune"), "--version", folder=tmp_path)
-    assert said == f"bagua-autotune, version {VERSION}"
-    assert Path(run(python, "-c", LOOK, folder=tmp_path)).is_relative_to(packages)
-
-
 def test_every_pinned_version_takes_the_oldest_python_that_the_readme_names() -> None:
     (oldest,) = re.findall(r"With Python (3\.\d+) or newer", (ROOT / "README.md").read_text())
     pins = [Requirement(line) for line in PINS.read_text().splitlines() if line[:1] not in "#"]
@@ -187,7 +173,9 @@ def _bagua_s_wheel(folder: Path) -> Path:
     return made
 
 
-def test_an_installed_bagua_is_left_whole(wheel: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_works_and_leaves_an_installed_bagua_whole(
+    wheel: Path, tmp_path: Path
+) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python)
@@ -203,6 +191,14 @@ def test_an_installed_bagua_is_left_whole(wheel: Path, tmp_path: Path) -> None:
     run(*pip, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
     assert run(python, "-c", code, folder=tmp_path).startswith("their own ")
     assert files() == before
+    # What it requires comes from the environment of the test; the wheel is found before.
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    requirements = packages / "requirements.pth"
+    requirements.write_text(sysconfig.get_path("purelib") + "\n")
+    said = run(python.with_name("bagua-autotune"), "--version", folder=tmp_path)
+    assert said == f"bagua-autotune, version {VERSION}"
+    assert Path(run(python, "-c", LOOK, folder=tmp_path)).is_relative_to(packages)
+    requirements.unlink()
     run(*pip, "uninstall", "--yes", "bagua-autotune", folder=tmp_path)
     assert files() == before
     assert run(python, "-c", code, folder=tmp_path).startswith("their own ")

@@ -72,6 +72,11 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"(.*_ALLOW=|XDG_DATA_HOME=).* train\.py", Read(), "README.md's, with other variables"),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
+    (
+        r"(BAGUA_AUTOTUNE=1 python|python -m bagua_client --autotune) train\.py",
+        Run(has_service=True),
+        "a service that each rank 0 starts takes seconds; the one before is run with its own",
+    ),
     (r".*torchrun --nproc-per-node 2 examples/digits\.py", Parsed(), "takes minutes"),
     (r"torchrun .*examples/source_code\.py", FEW, "takes a minute"),
     (r"torchrun .*examples/source_code\.py --plain", Parsed(), "the same, without our data"),

@@ -19,7 +19,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,23 +44,16 @@ their last collective; after it, that aborts the process
 groups, as it has no function for that."""
 
 
-class CommMember:
+class CommMember(Enum):
     """Marks in place of a communicator."""
 
-    class _Mark:
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def __repr__(self) -> str:
-            return f"CommMember.{self._name}"
-
-    WORLD: ClassVar[_Mark] = _Mark("WORLD")
+    WORLD = "WORLD"
     """The mark of the default group."""
-    NON_COMM_MEMBER: ClassVar[_Mark] = _Mark("NON_COMM_MEMBER")
+    NON_COMM_MEMBER = "NON_COMM_MEMBER"
     """Marks a communicator that this rank is not in."""
 
 
-AnyCommunicator = Communicator | CommMember._Mark | None
+AnyCommunicator = Communicator | CommMember | None
 
 
 class BaguaProcessGroup:
@@ -116,28 +110,28 @@ class BaguaProcessGroup:
         for group in [comm.group for comm in comms if isinstance(comm, Communicator)]:
             dist.destroy_process_group(group)
 
-    def get_global_communicator(self) -> Communicator | CommMember._Mark:
+    def get_global_communicator(self) -> Communicator | CommMember:
         """The communicator of all the group's ranks."""
         return self._global
 
-    def get_inter_node_communicator(self) -> Communicator | CommMember._Mark:
+    def get_inter_node_communicator(self) -> Communicator | CommMember:
         """The communicator of the first rank of each node. All ranks of the group have to ask for
         this one or for :meth:`get_intra_node_communicator` together the first time, as both are
         made then."""
         return self._by_node[0]
 
-    def get_intra_node_communicator(self) -> Communicator | CommMember._Mark:
+    def get_intra_node_communicator(self) -> Communicator | CommMember:
         """The communicator of the group's ranks on this node; see
         :meth:`get_inter_node_communicator`."""
         return self._by_node[1]
 
     @functools.cached_property
-    def _global(self) -> Communicator | CommMember._Mark:
+    def _global(self) -> Communicator | CommMember:
         group = self.torch_group
         return CommMember.NON_COMM_MEMBER if group is None else Communicator(group, self.stream)
 
     @functools.cached_property
-    def _by_node(self) -> tuple[Communicator | CommMember._Mark, Communicator | CommMember._Mark]:
+    def _by_node(self) -> tuple[Communicator | CommMember, Communicator | CommMember]:
         group = self.torch_group
         if group is None:
             return CommMember.NON_COMM_MEMBER, CommMember.NON_COMM_MEMBER
@@ -146,7 +140,7 @@ class BaguaProcessGroup:
         others = [rank for rank in range(training.world_size) if rank not in leaders]
         across = training.new_group([leaders, *([others] if others else [])])
         inside = training.new_group(training.topology.nodes)
-        inter: Communicator | CommMember._Mark = CommMember.NON_COMM_MEMBER
+        inter: Communicator | CommMember = CommMember.NON_COMM_MEMBER
         if training.rank in leaders:
             inter = Communicator(across, self.stream)
         return inter, Communicator(inside, self.stream)
@@ -276,11 +270,7 @@ def patch_process_group() -> None:
     kind.bagua_pg = property(bagua_pg)
     for which in ("global", "inter_node", "intra_node"):
         name = f"get_{which}_communicator"
-        setattr(kind, f"bagua_{name}", _of_bagua_group(name))
-
-
-def _of_bagua_group(method: str) -> Any:
-    return lambda self: getattr(self.bagua_pg, method)()
+        setattr(kind, f"bagua_{name}", lambda self, name=name: getattr(self.bagua_pg, name)())
 
 
 def _wrap(
