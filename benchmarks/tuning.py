@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 from bagua_autotune.search import names
 from bagua_autotune.search.searcher import USUAL
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from bagua_wire.configuration import Configuration

@@ -20,8 +20,7 @@ from bagua_autotune.metrics import Metrics
 from bagua_autotune.metrics.exposition import Siblings
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.background import Pool
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import Pool, TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views.overviews import Overviews
 from bagua_autotune.views.summary import Summaries

@@ -31,7 +31,7 @@ from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import parse, shown, with_driver
 from bagua_autotune.store.errors import StoreError
-from bagua_autotune.tuning.listener import InHand
+from bagua_autotune.tuning.lost_jobs import InHand
 from bagua_autotune.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)

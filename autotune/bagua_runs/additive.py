@@ -14,13 +14,16 @@ from itertools import product
 
 import numpy as np
 
+from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.model.knobs import Space
-from bagua_autotune.search.points import TIE, Floats, Rows, first_best
-from bagua_autotune.search.posterior import Told
 from bagua_autotune.search.process import (
     LEVEL_VARIANCE,
+    TIE,
     Process,
+    Rows,
+    Told,
     expected_improvements,
+    first_best,
     unlikelihood,
 )
 from bagua_wire.configuration import Configuration

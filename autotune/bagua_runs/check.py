@@ -17,7 +17,7 @@ import numpy as np
 
 from bagua_autotune.cli.output import INTERRUPTED, say, say_beside
 from bagua_autotune.costs import Layouts, Predictor, ShardedModel, fit_model, is_sharded, kinds_of
-from bagua_autotune.measuring.confirmation import least_shown
+from bagua_autotune.deciding.ending import least_shown
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import JobSpec, Observation, Trial
 from bagua_autotune.model.received import PROFILE

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bagua_autotune.deciding.ending import GAIN_THAT_MATTERS
 from bagua_autotune.deciding.room import needs_as_much
-from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.search.design import spread
-from bagua_autotune.search.points import first_best, offered
-from bagua_autotune.search.posterior import Told
+from bagua_autotune.search.bayesian import spread
+from bagua_autotune.search.process import Told, first_best, offered
 from bagua_runs.outcomes import (
     BASELINE,
     CONFIRM,

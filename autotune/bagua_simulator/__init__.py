@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bagua_simulator.cases import Case, cases
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.workload import Workload
+from bagua_simulator.workloads import Case, cases
 
 __all__ = ["Case", "Cluster", "Simulator", "Workload", "cases"]

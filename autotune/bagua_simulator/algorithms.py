@@ -20,8 +20,7 @@ from itertools import product
 from math import inf
 from typing import Literal
 
-from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import Phase, chained, inside, parts, reached, reduction
+from bagua_simulator.cluster import Cluster, Phase, chained, inside, parts, reached, reduction
 from bagua_simulator.sharded import BACKWARD_SHARE, ShardedSimulator, Unit
 from bagua_simulator.simulator import Layouts, Simulator, channels_of
 from bagua_simulator.step import Message, Step
@@ -201,11 +200,13 @@ class Replicas:
         if configuration.get("wire_precision", "as_is") != "as_is":
             raise ValueError("only gradients that are summed up travel at another precision")
         workload, cluster = self.simulator.workload, self.simulator.cluster
-        channels = channels_of(configuration)
-        messages = [
-            self._message(ready_seconds, size_bytes, configuration, channels)
-            for ready_seconds, size_bytes in self._travelling(configuration)
-        ]
+        channels, messages = channels_of(configuration), []
+        way = str(configuration.get("hierarchical", "off"))
+        for ready_seconds, size_bytes in self._travelling(configuration):
+            count = parts(size_bytes, channels)
+            phases = exchange(cluster, self.sends, way, size_bytes / count)
+            launch_seconds = self.simulator.launch_seconds * count * len(phases)
+            messages.append(Message(ready_seconds, launch_seconds, (phases,) * count))
         step = Step(
             messages, workload.ready_seconds[-1], channels, cluster, self.simulator.contention
         )
@@ -223,19 +224,6 @@ class Replicas:
             return [(times[buckets[0].last], size_bytes) for size_bytes in whole.values()]
         is_late = self.sends.when == "end"
         return [(times[-1] if is_late else times[b.last], float(b.bytes)) for b in buckets]
-
-    def _message(
-        self,
-        ready_seconds: float,
-        size_bytes: float,
-        configuration: Mapping[str, Value],
-        channels: int,
-    ) -> Message:
-        count = parts(size_bytes, channels)
-        way = str(configuration.get("hierarchical", "off"))
-        phases = exchange(self.simulator.cluster, self.sends, way, size_bytes / count)
-        launch_seconds = self.simulator.launch_seconds * count * len(phases)
-        return Message(ready_seconds, launch_seconds, (phases,) * count)
 
     def _apart_seconds(self) -> float:
         """No step waits for a round of averaging, but computing is slower beside it."""

@@ -1,13 +1,24 @@
-"""The machines and the links between them, and a link's figures as people write them: ``25Gbit``,
-``100us``."""
+"""The machines and the links between them, a link's figures as people write them (``25Gbit``,
+``100us``), and how one bucket's reduction uses the links, phase by phase.
+
+Numbers of hops and the choice between ring and tree follow NCCL's own tuning model
+(``src/graph/tuning.cc``): a ring's latency grows with the ranks and a tree's with their logarithm,
+while a tree has 92 % of the ring's bandwidth. Volumes are those of Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH" (2005). A small message does not fill
+a link: the bandwidth that it reaches rises with its size, more slowly than from latency alone.
+
+Over two nodes with several ranks each the two differ in what crosses the link. A ring over ``n``
+ranks takes ``2 (n - 1) / n`` of the message out of each node. A tree sums inside the node first:
+one node sends its sum, the other sends the total back, so each link carries the message once.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 Link = Literal["network", "inside"]
 # The share of its rate that a link loses to congestion for each further flow.
@@ -148,3 +159,169 @@ def _read(pattern: re.Pattern[str], text: str, what: str) -> tuple[float, list[s
         if found and 0 < float(found[1]) < math.inf:
             return float(found[1]), list(found.groups()[1:])
     raise ValueError(f"{text!r} is no {what}")
+
+
+Way = Literal["off", "leaders", "shards"]
+"""Ways of reducing: flat; one rank of each node between the nodes; or each rank with a share."""
+TREE_BANDWIDTH = 0.92
+# What NCCL takes a tree for, by the least bytes of the message: a share of what a tree can reach
+# (its ``treeCorrectionFactor``, for the protocol of large messages; small ones wait for latency
+# anyway). It decides by that and not by what a tree then reaches.
+TREE_EXPECTED = (
+    (128 * 2**20, 0.9), (64 * 2**20, 0.8), (16 * 2**20, 0.7), (8 * 2**20, 0.8), (4 * 2**20, 0.7),
+    (2 * 2**20, 0.6), (128 * 2**10, 0.5), (0, 0.6),
+)  # fmt: skip
+# Where a core copies what a rank sends and what it receives, a ring over several ranks of a node
+# has one for each: the rank that sends to the next node is not the one that receives. Ours;
+# measured were 1.5 and 1.7 (reports/2026-11-simulator.md).
+SPLIT = 1.6
+# How steeply the reached bandwidth rises with the size of the message.
+RISE = 0.6
+# A conversion reads and writes GPU memory (900 GB/s on a V100), before sending and after.
+CONVERTED_BYTES_PER_SECOND = 300e9
+# The client sends no smaller parts.
+SMALLEST_PART_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One operation: a wait, then bytes over each node's link at no more than ``most``.
+
+    Attributes:
+        link: the resource that it shares with the other phases under way.
+        seconds: from its start until the bytes flow.
+        bytes: over the link in each direction.
+        most: bytes per second that it reaches alone.
+        flows: connections that the link sees; one between each pair of neighbours for a
+            collective.
+        weight: how many bytes of what the link carries each of them takes up.
+    """
+
+    link: Link
+    seconds: float
+    bytes: float
+    most: float
+    flows: int = 1
+    weight: float = 1.0
+
+    @property
+    def alone_seconds(self) -> float:
+        """Return how long the phase takes if nothing else uses the link."""
+        return self.seconds + self.bytes / self.most
+
+
+def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[Phase, ...]:
+    """The phases that sum ``size_bytes`` over all ranks; none if there is one rank.
+
+    Args:
+        hierarchical: ``off``, ``leaders`` or ``shards``; all mean the same to a cluster of one
+            node or of one rank on each.
+
+    Raises:
+        ValueError: another value.
+    """
+    if hierarchical not in get_args(Way):
+        raise ValueError(f"hierarchical is {hierarchical!r}; it must be off, leaders or shards")
+    if cluster.world_size == 1:
+        return ()
+    if hierarchical == "off" or not cluster.is_hierarchical:
+        return (_flat(cluster, size_bytes),)
+    flows = cluster.ranks_per_node if hierarchical == "shards" else 1
+    return chained(cluster, hierarchical, size_bytes, (_across(cluster, size_bytes, flows),))
+
+
+def chained(
+    cluster: Cluster, hierarchical: str, size_bytes: float, across: tuple[Phase, ...]
+) -> tuple[Phase, ...]:
+    """What ``leaders`` or ``shards`` do inside the nodes, before and after some phases between
+    them.
+    """
+    ranks = cluster.ranks_per_node
+    hops = (ranks - 1) * cluster.inside_latency_seconds
+    if hierarchical == "leaders":
+        around = inside(cluster, hops, size_bytes)
+    else:
+        around = inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
+        around = replace(around, most=around.most * cluster.shards_share)
+    return (around, *across, around)
+
+
+def parts(size_bytes: float, channels: int) -> int:
+    """The number of parts in which a bucket of so many bytes is sent."""
+    return max(1, min(channels, int(size_bytes // SMALLEST_PART_BYTES)))
+
+
+def converted_seconds(size_bytes: float) -> float:
+    """Time to convert a bucket to another precision and back."""
+    return 2 * size_bytes / CONVERTED_BYTES_PER_SECOND
+
+
+def _flat(cluster: Cluster, size_bytes: float) -> Phase:
+    """One ring or tree over all ranks, which enters and leaves each node once."""
+    world = cluster.world_size
+    inside_hops = 2 * (world - cluster.nodes)
+    volume = 2 * (world - 1) / world * size_bytes
+    if cluster.nodes == 1:
+        return inside(cluster, inside_hops * cluster.inside_latency_seconds, volume)
+    tree_inside = 2 * (cluster.ranks_per_node - 1) * cluster.inside_latency_seconds
+    most = min(reached(cluster, size_bytes), cluster.inside_bandwidth_bytes_per_second)
+    ring, tree = _ring_and_tree(
+        cluster, volume, most, inside_hops * cluster.inside_latency_seconds, tree_inside
+    )
+    if not cluster.is_nccl or cluster.ranks_per_node == 1:
+        return _faster(ring, tree)
+    if cluster.nodes == 2:
+        tree = replace(tree, bytes=size_bytes)
+        expected = next(share for least, share in TREE_EXPECTED if size_bytes >= least)
+        if replace(tree, most=tree.most * expected).alone_seconds < ring.alone_seconds:
+            return replace(tree, most=most)
+    split = min(reached(cluster, size_bytes, SPLIT), cluster.inside_bandwidth_bytes_per_second)
+    # Not where one flow fills the link: then it is the link that limits all of them.
+    filling = cluster.bandwidth_bytes_per_second / cluster.flow_bytes_per_second
+    ring = replace(ring, most=split, weight=1 / max(1.0, min(cluster.together, filling)))
+    return ring if cluster.nodes == 2 else _faster(ring, tree)
+
+
+def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
+    """All-reduces between the nodes side by side, of one part of the bucket each."""
+    volume = 2 * (cluster.nodes - 1) / cluster.nodes * size_bytes
+    together = flows * reached(cluster, size_bytes / flows)
+    most = min(cluster.capacity("network", flows), together)
+    return replace(_faster(*_ring_and_tree(cluster, volume, most, 0.0, 0.0)), flows=flows)
+
+
+def _ring_and_tree(
+    cluster: Cluster, volume: float, most: float, ring_inside: float, tree_inside: float
+) -> tuple[Phase, Phase]:
+    """Both ways to send; the seconds inside the node are those of all its hops."""
+    hop = cluster.latency_seconds
+    ring_seconds = cluster.start_seconds + ring_inside + 2 * (cluster.nodes - 1) * hop
+    ring = Phase("network", ring_seconds, volume, most)
+    depth = math.ceil(math.log2(cluster.nodes))
+    tree_seconds = cluster.start_seconds + tree_inside + 2 * depth * hop
+    tree = Phase("network", tree_seconds, volume, most * TREE_BANDWIDTH)
+    return ring, tree
+
+
+def _faster(*phases: Phase) -> Phase:
+    return min(phases, key=lambda phase: phase.alone_seconds)
+
+
+def inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
+    """Bytes over the link inside each node, after so many seconds of hops."""
+    most = cluster.inside_bandwidth_bytes_per_second * cluster.flow_share
+    return Phase("inside", cluster.start_seconds + hops_seconds, volume, most)
+
+
+def reached(cluster: Cluster, message_bytes: float, cores: float = 1.0) -> float:
+    """Return the bytes per second that one flow alone reaches between two nodes.
+
+    Args:
+        cores: how much more its cores copy than one core for both directions.
+    """
+    limit = min(
+        cluster.bandwidth_bytes_per_second * cluster.flow_share,
+        cluster.flow_bytes_per_second * cores,
+    )
+    half_bytes = cluster.half_seconds * cluster.bandwidth_bytes_per_second
+    return limit / (1 + math.pow(half_bytes / max(message_bytes, 1.0), RISE))

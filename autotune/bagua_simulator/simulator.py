@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import Phase, converted_seconds, parts, reduction
+from bagua_simulator.cluster import Cluster, Phase, converted_seconds, parts, reduction
 from bagua_simulator.step import Message, Step, Trace
 from bagua_simulator.workload import Workload
 from bagua_wire.configuration import Configuration, Value

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bagua_simulator.cluster import Cluster, Link
-from bagua_simulator.collectives import Phase
+from bagua_simulator.cluster import Cluster, Link, Phase
 
 
 @dataclass(frozen=True)

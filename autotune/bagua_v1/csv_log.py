@@ -8,10 +8,10 @@ import os
 import threading
 from pathlib import Path
 
-from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.comparison import OBJECTIVES
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.store.engine.location import FILE_MODE
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 
 logger = logging.getLogger(__name__)
 

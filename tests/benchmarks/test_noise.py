@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bagua_simulator import Simulator
-from bagua_simulator.cases import cases as known_cases
+from bagua_simulator.workloads import cases as known_cases
 from bagua_wire.configuration import Configuration
 from benchmarks import tuning
 from benchmarks.support.noise import figures, tunings

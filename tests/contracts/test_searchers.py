@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.search.bayesian import BayesianSearcher
-from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.search.searcher import RandomSearcher
 from bagua_autotune.testing import SearcherContract
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bagua_simulator import Cluster, Simulator
-from bagua_simulator.collectives import reduction
+from bagua_simulator.cluster import reduction
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import load_record
 from tests.simulator.jobs import MIB, make_workload
@@ -91,11 +91,7 @@ def test_a_node_sends_as_many_bytes(
     """Counted on the network device: rings alone would send 830 MB, trees alone 553 MB."""
     first = MIB if mebibytes == 5 else 0
     sent = four_ranks.sent_bytes(
-        {
-            "bucket_bytes": mebibytes * MIB,
-            "channels": channels,
-            "first_bucket_bytes": first,
-        }
+        {"bucket_bytes": mebibytes * MIB, "channels": channels, "first_bucket_bytes": first}
     )
     assert sent == pytest.approx(sent_megabytes * 1e6, rel=0.005)
 

@@ -17,12 +17,7 @@ from bagua_simulator.cluster import (
 from bagua_simulator.simulator import Layouts
 from bagua_simulator.sweep import find_best, sweep
 from bagua_simulator.workloads import CATALOG, load
-from tests.simulator.jobs import (
-    MIB,
-    make_cluster,
-    make_tensors,
-    make_workload,
-)
+from tests.simulator.jobs import MIB, make_cluster, make_tensors, make_workload
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobConflict, JobLives
 from bagua_autotune.store.maintenance import retention
 from bagua_autotune.store.maintenance.retention import delete_training
-from bagua_autotune.tuning.reported import OF_RUNS, OtherProtocol, WrongStep
+from bagua_autotune.tuning.status import OF_RUNS, OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views.overviews import Overviews
 

@@ -10,10 +10,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
-from bagua_autotune.costs.fitting import fit_costs
-from bagua_autotune.costs.layouts import Floats, Integers, Layouts, LayoutTable
-from bagua_autotune.costs.queues import points_of
-from bagua_autotune.costs.timeline import Paths, Queues, find_paths, parts
+from bagua_autotune.costs.fitting import fit_costs, points_of
+from bagua_autotune.costs.layouts import (
+    Floats,
+    Integers,
+    Layouts,
+    LayoutTable,
+    Paths,
+    Queues,
+    find_paths,
+    parts,
+)
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Tensor
 from bagua_wire.profile import Profile

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bagua_autotune.costs.fitting import BEND
 from bagua_autotune.costs.layouts import Floats, Layouts
-from bagua_autotune.costs.parameters import BEND
 from bagua_autotune.model.knobs import algorithm_of
 from bagua_wire.configuration import Configuration
 from bagua_wire.cutting import Cutting
@@ -243,8 +243,7 @@ class ShardedModel:
         eligible = [u for u, (times, _) in enumerate(self._gathers) if times > self._passes]
         if configuration.get(NODE_COPY_KNOB, "off") == "on":
             return set(eligible)
-        count = configuration.get("kept_units", 0)
-        return set(eligible[: count if isinstance(count, int) else 0])
+        return set(eligible[: _number(configuration, "kept_units", 0)])
 
     def _rates_of(self, profiled: Mapping[Configuration, Sequence[Profile]]) -> dict[int, Rate]:
         """By the number of channels: medians over the profiled steps."""
@@ -311,9 +310,13 @@ def _sent(configuration: Configuration) -> tuple[object, ...]:
     return (Cutting.of(configuration), *map(configuration.get, knobs))
 
 
+def _number(configuration: Configuration, knob: str, usual: int) -> int:
+    count = configuration.get(knob, usual)
+    return count if isinstance(count, int) else usual
+
+
 def _channels(configuration: Configuration) -> int:
-    count = configuration.get(CHANNELS_KNOB, 1)
-    return count if isinstance(count, int) else 1
+    return _number(configuration, CHANNELS_KNOB, 1)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
@@ -337,9 +340,7 @@ def _gathers_by_unit(
         size_bytes = max((size for sizes in own for size in sizes), default=0)
         elements = [layouts.tensors[unit].elements for unit in part]
         found += [(times, size_bytes * each / max(sum(elements), 1)) for each in elements]
-    kept = configuration.get("kept_units", 0)
-    count = kept if isinstance(kept, int) else 0
-    passes = 1.0
+    count, passes = _number(configuration, "kept_units", 0), 1.0
     if configuration.get(KEPT_OVER_KNOB) == "on":
         passes = _passes(
             [times for times, _ in found], _reductions(layouts, configuration, profiles)

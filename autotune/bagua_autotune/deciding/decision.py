@@ -10,22 +10,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import cached_property
-from statistics import fmean
 
-from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_large
-from bagua_autotune.deciding.second_visit import denied_once
-from bagua_autotune.earlier.restart import carried_over, offered_again
-from bagua_autotune.measuring.confirmation import (
+from bagua_autotune.deciding.ending import (
+    FEWEST_VISITS,
     GAIN_THAT_MATTERS,
     MOST_TRIALS,
+    SMALLEST_GAIN,
     confirmed_gain,
-    least_shown,
+    denied_once,
+    why_search_ends,
 )
+from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_large
+from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.measuring.visits import Visits
-from bagua_autotune.model.job import Job, Limits, Purpose, Trial
+from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import numbers_changed, repeats_change
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
@@ -45,9 +45,6 @@ from bagua_wire.messages import DISAGREED
 MOST_FAILURES = 3
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
-# A bad moment at the default's only visit makes all gains too high, and the best was chosen for
-# being lucky: each of the two is visited so often before a gain is believed.
-FEWEST_VISITS = 2
 
 
 @dataclass(frozen=True)
@@ -196,9 +193,8 @@ def _start(basis: _Basis) -> Propose | Keep | None:
     if again is not None:
         return Propose("search", again)
     baseline = round_.defaults.first
-    if stored is None or baseline is None or len(round_.trials) > len(set(first)):
-        return None
-    if more_fits(round_):
+    is_searched = len(round_.trials) > len(set(first))
+    if stored is None or baseline is None or is_searched or more_fits(round_):
         return None
     if round_.number == 0 and stored == job.baseline:
         return Keep(job.baseline, reason=BEST_BEFORE)
@@ -208,10 +204,7 @@ def _start(basis: _Basis) -> Propose | Keep | None:
 
 
 def _search(
-    basis: _Basis,
-    problem: Problem,
-    searcher: Searcher,
-    trial_steps: float,
+    basis: _Basis, problem: Problem, searcher: Searcher, trial_steps: float
 ) -> Propose | Keep | Configuration:
     """The next search trial, or the winner of the search.
 
@@ -221,25 +214,22 @@ def _search(
     job, trials, scale = basis.job, basis.trials, basis.round.scale
     visits = basis.visits
     searches = [trial for trial in trials if trial.purpose == "search"]
-    is_confirming = len(searches) < len(trials)
-    ending: Ending | None = Ending.ENOUGH
-    if not is_confirming:
-        ending = why_search_ends(
-            searches, problem, searcher, job.limits, visits, trial_steps, _most_gain(basis, problem)
-        )
-    if ending is None:
+    if len(searches) < len(trials):  # it is being confirmed
+        return searcher.best()
+    why = why_search_ends(
+        searches, problem, searcher, job.limits, visits, trial_steps, _most_gain(basis, problem)
+    )
+    if why is None:
         return Propose("search", searcher.ask())
-    if ending is Ending.NOT_SHOWN:
+    if why == NOT_SHOWN:
         return Keep(job.baseline, reason=NOT_SHOWN)
     winner = searcher.best()
-    begun = sum(trial.was_tried for trial in searches)
-    if not is_confirming and begun < job.limits.max_samples:
-        lowest = searcher.expected_cost(winner) * scale
-        again = denied_once(visits, problem, lowest)
+    if sum(trial.was_tried for trial in searches) < job.limits.max_samples:
+        again = denied_once(visits, problem, searcher.expected_cost(winner) * scale)
         if again is not None:
             return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
-    return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
+    return winner if gain >= SMALLEST_GAIN else job.baseline
 
 
 def _most_gain(basis: _Basis, problem: Problem) -> float:
@@ -321,137 +311,3 @@ def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
 
 def _is_harmful(trial: Trial) -> bool:
     return failure_code(trial.failure or "") == DIVERGED_CODE
-
-
-# When the search ends: when what is still to be gained is less than what finding it costs.
-
-# Differences that a live job does not show, however many steps remain.
-SMALLEST_GAIN = 0.005
-WORTH_A_TRIAL = 0.008
-# What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
-SWITCH_STEPS = 1.0
-# So many trials that find nothing better end the search, whatever the searcher still expects:
-# on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
-PATIENCE_TRIALS = 7
-# With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
-# searcher mistakes for hope.
-PATIENCE_WITH_MODEL = (3, 5)
-PATIENCE_STEPS = 26
-# Nor more of them than take so many steps of the training.
-PATIENCE_STEPS_IN_ALL = 75
-# A cost model that misses more than so much of what was profiled, as a logarithm, is none.
-MISFIT = 0.06
-
-
-class Ending(Enum):
-    """Why a search ends: ``ENOUGH`` was tried, or the most that can be gained is ``NOT_SHOWN`` by
-    any confirmation."""
-
-    ENOUGH = auto()
-    NOT_SHOWN = auto()
-
-
-def why_search_ends(
-    trials: Sequence[Trial],
-    problem: Problem,
-    searcher: Searcher,
-    limits: Limits,
-    visits: Visits,
-    trial_steps: float = TRIAL_STEPS,
-    most_gain: float = math.inf,
-) -> Ending | None:
-    """Why the search trials so far are enough; None: they are not. Costs are in parts of the
-    default's.
-
-    Args:
-        trials: the search trials, failed ones too: they cost time as well. Of those that were not
-            tried, as they would not fit, there may be as many again.
-        problem: what may still be proposed.
-        searcher: told of all measured ones.
-        limits: the most search trials, and the steps over which a gain counts.
-        visits: of the round; they say what gain a confirmation shows.
-        trial_steps: of the training, from one trial to the next.
-        most_gain: over the default, by the communication that it does not hide; see ceiling.
-    """
-    # Of one that runs the searcher was told what it expects.
-    measured = [trial for trial in trials if trial.estimate or trial.is_open]
-    begun = sum(trial.was_tried for trial in trials)
-    if max(begun, len(trials) - begun) >= limits.max_samples:
-        return Ending.ENOUGH
-    if set(problem.candidates) <= {trial.configuration for trial in measured}:
-        return Ending.ENOUGH
-    shown = least_shown(visits) / visits.scale
-    if RECOMPUTED_KNOB in problem.space:
-        default, best = (
-            searcher.expected_cost(c) for c in (problem.candidates[0], searcher.best())
-        )
-        if most_gain - (default - best) < shown:
-            # The best computes as little as can be, and hides its communication.
-            return Ending.ENOUGH
-    elif (
-        len(measured) >= searcher.initial_trials
-        and most_gain < shown
-        and not _is_clearly_beaten(problem.candidates[0], measured)
-    ):
-        return Ending.NOT_SHOWN
-    beyond = 1 if problem.predictor else 2
-    if len(measured) < searcher.initial_trials + beyond:
-        return None
-    if _only_repeats_best(searcher, problem.candidates[0], measured):
-        return Ending.ENOUGH
-    worthwhile = max(
-        WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
-    )
-    if searcher.expected_gain() < worthwhile:
-        return Ending.ENOUGH
-    patience = PATIENCE_TRIALS
-    if problem.predictor and problem.predictor.misfit < MISFIT:
-        patience = _patience_with_model(measured)
-    in_all = max(round(PATIENCE_STEPS_IN_ALL / trial_steps), PATIENCE_WITH_MODEL[0])
-    patience = min(patience, in_all)
-    if len(measured) < searcher.initial_trials + patience:
-        return None
-    allowed = set(problem.candidates)
-    tried = [trial.configuration for trial in measured if trial.configuration in allowed]
-    is_idle = _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
-    return Ending.ENOUGH if is_idle else None
-
-
-def _only_repeats_best(
-    searcher: Searcher, baseline: Configuration, measured: Sequence[Trial]
-) -> bool:
-    """Whether the next trial is what is best now, which is measured again at the end anyway; not
-    the default where that is best, so the search looks at it twice."""
-    if searcher.ask() != searcher.best():
-        return False
-    visits_to_default = sum(trial.configuration == baseline for trial in measured)
-    return searcher.best() != baseline or visits_to_default >= FEWEST_VISITS
-
-
-def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bool:
-    """Whether something was faster by more than noise, so that computing itself takes less time
-    with other messages. The default's own steps cannot tell that."""
-    estimates = [(t.configuration == baseline, t.estimate) for t in measured if t.estimate]
-    lows = [estimate.low for is_own, estimate in estimates if is_own]
-    highs = [estimate.high for is_own, estimate in estimates if not is_own]
-    return bool(lows and highs) and min(highs) < min(lows) - SMALLEST_GAIN
-
-
-def _patience_with_model(measured: Sequence[Trial]) -> int:
-    """How many trials that find nothing better are enough."""
-    fewest, most = PATIENCE_WITH_MODEL
-    steps = fmean(trial.estimate.count for trial in measured if trial.estimate)
-    return min(max(round(PATIENCE_STEPS / steps), fewest), most)
-
-
-def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:
-    """The cost of the next trial, in steps: its own are longer by what it is slower."""
-    slower = searcher.expected_cost(searcher.ask()) - searcher.expected_cost(searcher.best())
-    return SWITCH_STEPS + trial_steps * max(0.0, math.expm1(min(slower, 10.0)))
-
-
-def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher) -> float:
-    """Return how much the last trials lowered the best expected cost, as all trials tell it now."""
-    before = [searcher.expected_cost(configuration) for configuration in set(tried[:-count])]
-    since = [searcher.expected_cost(configuration) for configuration in set(tried)]
-    return min(before) - min(since) if before else math.inf

@@ -13,15 +13,13 @@ from functools import partial
 from typing import NamedTuple
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
-from bagua_autotune.deciding.result import bill, make_result
-from bagua_autotune.deciding.tuned_again import allowed_steps, spent_steps
+from bagua_autotune.deciding.result import allowed_steps, bill, make_result, spent_steps
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import correction
-from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.comparison import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
 from bagua_autotune.measuring.standing import best, lowest, standing
-from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
-from bagua_autotune.measuring.visits import Visits
+from bagua_autotune.measuring.visits import Visits, measured, settled, warmup_steps
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.knobs import algorithm_of, numbers_changed
 from bagua_autotune.model.statistics import Estimate

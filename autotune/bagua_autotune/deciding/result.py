@@ -1,4 +1,5 @@
-"""What a finished job's user reads: what was found, what that cost, and when it is earned."""
+"""What a finished job's user reads: what was found, what that cost, and when it is earned; and
+whether a job is tuned again after a change of its step times, by what all of that may cost."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.decision import Keep
-from bagua_autotune.measuring.objective import Objective
+from bagua_autotune.measuring.comparison import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial
@@ -150,32 +151,25 @@ def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     return replace(result, summary=summary)
 
 
-def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
-    """Why the default is kept: for programs, and in words."""
-    reason = _limiting(round_, kept)
-    code = REASON_CODES[reason]
-    return code, _why_not_shown(round_) if reason == NOT_SHOWN else reason
-
-
-def _why_not_shown(round_: Round) -> str:
-    """``at most 1.07x is possible and this job's steps vary by 12 %, so no gain could be shown``"""
-    spread = round_.visits.step_spread / round_.scale
-    most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
-    return f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
-
-
 def _was_cut_short(round_: Round) -> bool:
     return round_.has_searched_long or round_.is_out_of_time
 
 
-def _limiting(round_: Round, kept: Keep) -> str:
-    """Why the default is kept, with the limit that left no room for more."""
-    if kept.reason != NOTHING_FASTER:
-        return kept.reason
-    if _was_cut_short(round_):
+def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
+    """Why the default is kept, with the limit that left no room for more: for programs, and in
+    words."""
+    reason = kept.reason
+    if reason == NOTHING_FASTER and _was_cut_short(round_):
         has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
-        return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
-    return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER
+        reason = f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
+    elif reason == NOTHING_FASTER and round_.job.limits.max_samples == 1:
+        reason = ONE_SAMPLE
+    code = REASON_CODES[reason]
+    if reason == NOT_SHOWN:
+        spread = round_.visits.step_spread / round_.scale
+        most = f"at most {math.exp(round_.most_gain):.2f}x is possible"
+        reason = f"{most} and this job's steps vary by {100 * spread:.2g} %, so {NOT_SHOWN}"
+    return code, reason
 
 
 def is_about_winner(result: Result, job: Job, event: Event, trials: Sequence[Trial]) -> bool:
@@ -217,17 +211,9 @@ def give_up(
         )  # fmt: skip
     reason = f"{what}: {reason}"
     revoked = replace(
-        result,
-        configuration=job.baseline,
-        kept="baseline",
-        speedup=1.0,
-        low=1.0,
-        high=1.0,
-        payback_steps=None,
-        peak_bytes=result.default_peak_bytes,
-        reason=reason,
-        reason_code=code,
-    )
+        result, configuration=job.baseline, kept="baseline", speedup=1.0, low=1.0, high=1.0,
+        payback_steps=None, peak_bytes=result.default_peak_bytes, reason=reason, reason_code=code,
+    )  # fmt: skip
     return replace(revoked, summary=_name_kept(job.baseline, reason, revoked)), failed
 
 
@@ -273,3 +259,57 @@ def _name_default(baseline: Configuration) -> str:
     if {knob for knob, _ in others - {("hierarchical", "off")}} == {"bucket_bytes"}:
         return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
     return f"the default ({describe(baseline)})"
+
+
+# All rounds after the first together cost at most so many steps, and this share of those that the
+# training made: a machine that changes all the time is not worth following.
+FREE_STEPS, COST_SHARE = 20.0, 0.02
+
+
+def spent_steps(
+    job: Job,
+    trials: Sequence[Trial],
+    observed: Mapping[int, Steps],
+    switch_seconds: Mapping[int, float],
+) -> float:
+    """What the rounds after the first have cost so far.
+
+    Args:
+        trials: of all rounds.
+        observed: by trial index the steps observed under it.
+        switch_seconds: by trial index how long the ranks took to cut their buckets.
+    """
+    rounds = (Round.of(job, trials, number) for number in range(1, job.round + 1))
+    return sum(bill(each, observed, switch_seconds).cost_steps for each in rounds)
+
+
+def allowed_steps(observed: Mapping[int, Steps], until: int | None = None) -> float:
+    """What they may cost in all.
+
+    Args:
+        until: the training's step; None: the last one that was observed.
+    """
+    if not observed:
+        return FREE_STEPS
+    last = max(steps.last for steps in observed.values())
+    made = max(last, until or 0) - min(steps.first for steps in observed.values())
+    return FREE_STEPS + COST_SHARE * made
+
+
+def refusal(job: Job, spent: float, allowed: float) -> str | None:
+    """Why no new round is opened; None if one is. Steps that became faster are as good a reason as
+    slower ones: on a faster network what was kept may be slower than the default.
+
+    Args:
+        job: finished.
+        spent, allowed: see ``spent_steps`` and ``allowed_steps``.
+    """
+    if job.round + 1 >= job.limits.max_rounds:
+        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
+    next_one = spent / max(1, job.round)
+    if spent + next_one > allowed:
+        return (
+            f"that has cost {spent:.3g} steps so far, and with another round may cost "
+            f"{allowed:.3g} at most"
+        )
+    return None

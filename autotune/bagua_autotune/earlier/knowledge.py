@@ -24,8 +24,7 @@ from bagua_autotune.costs import (
     kinds_of,
 )
 from bagua_autotune.earlier.restart import told_before
-from bagua_autotune.measuring.ceiling import LATEST_STEPS, paces
-from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
+from bagua_autotune.measuring.rounds import LATEST_STEPS, TRIAL_STEPS, Round, paces
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Partition

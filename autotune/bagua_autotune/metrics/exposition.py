@@ -45,7 +45,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.engine.location import is_in_memory
 from bagua_autotune.store.engine.postgresql import SIZE
 from bagua_autotune.store.errors import NoAnswer
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.views.summary import Summaries
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from bagua_autotune.costs import CostModel, Kind, Layouts
-from bagua_autotune.costs.timeline import parts
+from bagua_autotune.costs.layouts import parts
 from bagua_autotune.model.knobs import (
     MANY_TENSORS,
     Categorical,

@@ -1,4 +1,6 @@
-"""The Gaussian process: with a prior mean, and with its settings chosen from a grid.
+"""The posterior of the candidates' costs: a Gaussian process with the better of two prior means,
+and with its settings chosen from a grid. Configurations are points of a unit cube: log2 of sizes,
+and one input per categorical value.
 
 What scikit-optimize has is used where it serves: the kernel and the expected improvement. Three
 things are ours. Its ``Optimizer`` and ``Space`` draw points from a box of independent dimensions,
@@ -18,16 +20,111 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from skopt.acquisition import gaussian_ei
-from skopt.learning.gaussian_process.kernels import Matern
+from numpy.typing import NDArray
 
-from bagua_autotune.search.points import Floats, Points, Prior, Rows
+from bagua_autotune.costs import Layouts
+from bagua_autotune.costs.layouts import Floats
+from bagua_autotune.model.knobs import Domain, LogInteger, Partition, Space, is_ordered
+from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
+from bagua_autotune.search.searcher import Problem
+from bagua_wire.configuration import Configuration, Value
+from bagua_wire.knobs import BUCKET_KNOB, COUNT_KNOBS
+
+Rows = NDArray[np.int64]
+TIE = 1e-7
+"""Logarithms of times, and of likelihoods, that differ by less are equal but for the rounding,
+which differs from one processor to another."""
+
+
+class Prior(NamedTuple):
+    """The cost model's predictions for the points: means and their errors; see Predictor."""
+
+    means: Floats
+    deviations: Floats
+    misfit: float
+
+
+def first_best(scores: Floats) -> int:
+    """The place of the highest score; of equal ones the first, on every processor."""
+    return int(np.argmax(scores >= scores.max() - TIE))
+
+
+def offered(space: Space, configurations: Sequence[Configuration]) -> dict[str, set[Value]]:
+    """The values of each knob in which the configurations differ."""
+    found = {knob: {configuration[knob] for configuration in configurations} for knob in space}
+    return {knob: values for knob, values in found.items() if len(values) > 1}
+
+
+class Points:
+    """The points of some configurations.
+
+    Attributes:
+        inputs: of the process, shape (configurations, inputs), within 0..1.
+        exponents: log2 of the average bucket's size, shape (configurations,).
+        is_size: whether each input is a size; the others are 0 or 1.
+
+    Args:
+        knobs: in which the configurations differ.
+        configurations: all that will be asked for; the range of sizes is theirs.
+        layouts: see Problem.
+    """
+
+    def __init__(
+        self, knobs: Space, configurations: Sequence[Configuration], layouts: Layouts | None = None
+    ) -> None:
+        self._row_of = {configuration: row for row, configuration in enumerate(configurations)}
+        self.exponents: Floats = np.zeros(len(configurations))
+        if layouts is not None:
+            self.exponents = np.log2(layouts.average_bytes(configurations))
+        elif BUCKET_KNOB in knobs:
+            self.exponents = np.log2([c.number(BUCKET_KNOB) for c in configurations])
+        blocks = [
+            _scaled(self.exponents) if knob == BUCKET_KNOB else _block(domain, knob, configurations)
+            for knob, domain in knobs.items()
+        ]
+        self.inputs: Floats = np.hstack(blocks)
+        widths = [block.shape[1] for block in blocks]
+        self.is_size = np.repeat([isinstance(d, LogInteger) for d in knobs.values()], widths)
+
+    def rows(self, configurations: Sequence[Configuration]) -> list[int]:
+        """The configurations' rows in ``inputs``. Raises KeyError for an unknown configuration."""
+        return [self._row_of[configuration] for configuration in configurations]
+
+
+def _scaled(exponents: Floats) -> Floats:
+    scaled: Floats = (exponents - exponents.min()) / (float(np.ptp(exponents)) or 1.0)
+    return scaled[:, None]
+
+
+def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
+    """Return one knob's inputs: one for two values or ordered ones, else one for each value."""
+    values = [configuration[knob] for configuration in configurations]
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    found = _scale(domain, knob, list(codes))[[codes[value] for value in values]]
+    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
+        return _scaled(found)
+    return found
+
+
+def _scale(domain: Domain, knob: str, values: Sequence[Value]) -> Floats:
+    """The inputs of each of some values, before they are scaled."""
+    if isinstance(domain, Partition):
+        return np.array([[float(bool(value))] for value in values])
+    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
+        numbers = np.array(values, float)
+        return numbers if knob in COUNT_KNOBS else np.log2(numbers)
+    places = [list(map(str, domain.values)).index(str(value)) for value in values]
+    count = len(domain.values)
+    table = np.array([[0.0], [1.0]]) if count == 2 else np.eye(count)
+    found: Floats = table[places]
+    return found
+
 
 # The level is not known beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
@@ -131,6 +228,8 @@ class _Correlations:
 
     def of(self, rows: Rows, size_scale: float, with_all: bool = False) -> Floats:
         """Shape (rows, rows), or (points, rows)."""
+        from skopt.learning.gaussian_process.kernels import Matern  # here: takes long to import
+
         key = rows.tobytes(), size_scale, with_all
         if key not in self._known:
             scales = np.where(self._points.is_size, size_scale, CATEGORICAL_LENGTH_SCALE)
@@ -254,33 +353,55 @@ class CandidateProcess(Process):
         return found
 
 
-class AveragedProcess:
+class Told(NamedTuple):
+    """A measured cost."""
+
+    configuration: Configuration
+    cost: float
+    standard_error: float
+
+
+class Posterior:
     """The processes of all likely settings, each weighed by how likely it is: of few costs nobody
     can tell whether visits differ or configurations do.
 
-    Args: see CandidateProcess.
+    Args:
+        told: the measured costs.
+        errors, prior: see CandidateProcess.
 
     Attributes:
+        doubted: points that must be measured again before they can be the best.
         parts: the weight, of 1 in all, and the process of each setting.
     """
 
     def __init__(
-        self, points: Points, rows: Rows, costs: Floats, errors: Floats, prior: Prior | None
+        self,
+        points: Points,
+        told: Sequence[Told],
+        errors: Floats,
+        prior: Prior | None,
+        doubted: Collection[Configuration] = (),
     ) -> None:
-        told, correlations = (points, rows, costs, errors, prior), _Correlations(points)
+        self.points, self.doubted = points, doubted
+        self._told = [t.configuration for t in told]
+        rows, costs = np.array(points.rows(self._told)), np.array([t.cost for t in told])
+        correlations = _Correlations(points)
+        measured = (points, rows, costs, errors, prior)
         usual = KernelSettings(AMPLITUDES[0], SIZE_LENGTH_SCALES[0], USUAL_REPEAT_ERROR, 0.0)
-        found = CandidateProcess(*told, usual, correlations).unlikelihoods()
+        found = CandidateProcess(*measured, usual, correlations).unlikelihoods()
         lowest = min(value for value, _ in found)
         likely = [(math.exp(lowest - value), each) for value, each in found]
         likely = [(weight, each) for weight, each in likely if weight > LEAST_WEIGHT]
         total = sum(weight for weight, _ in likely)
         self.parts = [
-            (weight / total, CandidateProcess(*told, each, correlations)) for weight, each in likely
+            (weight / total, CandidateProcess(*measured, each, correlations))
+            for weight, each in likely
         ]
 
     @property
     def likelihood(self) -> float:
-        """See CandidateProcess; the mean."""
+        """Leave-one-out log predictive density of the costs (Rasmussen and Williams, eqs. 5.10 to
+        5.12), but for a constant; the mean."""
         return sum(weight * process.likelihood for weight, process in self.parts)
 
     @cached_property
@@ -295,9 +416,31 @@ class AveragedProcess:
         each = [process.variances for _, process in self.parts]
         return self._mean([own + other for own, other in zip(each, apart, strict=True)])
 
-    def improvements(self, best: int) -> Floats:
-        """See Process."""
-        return self._mean([process.improvements(best) for _, process in self.parts])
+    def means_of(self, configurations: Sequence[Configuration]) -> Floats:
+        found: Floats = self.means[self.points.rows(configurations)]
+        return found
+
+    def errors_of(self, configurations: Sequence[Configuration]) -> Floats:
+        """Standard deviations of their costs."""
+        found: Floats = np.sqrt(self.variances[self.points.rows(configurations)])
+        return found
+
+    @cached_property
+    def incumbent(self) -> int:
+        """The measured point of the lowest mean, except doubted ones."""
+        believed = [each for each in self._told if each not in self.doubted]
+        rows = self.points.rows(believed)
+        return rows[first_best(-self.means[rows])]
+
+    @property
+    def lowest(self) -> float:
+        """The best's mean."""
+        return float(self.means[self.incumbent])
+
+    @cached_property
+    def improvements(self) -> Floats:
+        """By how much a visit to each point is expected to lower the best cost that is known."""
+        return self._mean([process.improvements(self.incumbent) for _, process in self.parts])
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
         """The expected cost of one candidate less that of another, and its standard deviation."""
@@ -307,11 +450,6 @@ class AveragedProcess:
             apart = float(each.means[one] - each.means[other]) - mean
             square += weight * (max(float(own), 0.0) + apart**2)
         return mean, math.sqrt(square)
-
-    @property
-    def repeat_error(self) -> float:
-        """How much repeated trials of one configuration differ beyond their own errors."""
-        return math.sqrt(sum(w * each.settings.repeat_error**2 for w, each in self.parts))
 
     def _mean(self, found: Sequence[Floats]) -> Floats:
         total: Floats = np.average(found, axis=0, weights=[weight for weight, _ in self.parts])
@@ -331,6 +469,8 @@ class _Normal(NamedTuple):
 def expected_improvements(means: Floats, deviations: Floats) -> Floats:
     """How far below zero normally distributed costs are expected to be, if at all (Jones, Schonlau
     and Welch, "Efficient global optimization", 1998, eq. 15)."""
+    from skopt.acquisition import gaussian_ei  # here: takes long to import
+
     found: Floats = gaussian_ei(means, _Normal(means, deviations), y_opt=0.0, xi=0.0)
     return found
 
@@ -340,3 +480,84 @@ def unlikelihood(covariance: Floats, residuals: Floats) -> float:
     root = np.linalg.cholesky(covariance)
     whitened = np.linalg.solve(root, residuals)
     return float(whitened @ whitened / 2 + np.log(np.diag(root)).sum())
+
+
+# The cost model is used unless the plain process predicts each left-out measurement better; with
+# few measurements clearly better. In units of log likelihood.
+BENEFIT_OF_DOUBT = 0.5
+# A cost so many standard deviations above the cost model's is an outlier; not with fewer trials,
+# nor where the others may agree with the model by chance.
+OUTLIER_DEVIATIONS = 6.0
+SMALLEST_SPREAD = 0.03
+FEWEST_FOR_OUTLIERS = 5
+OUTLIER_ERROR = 1.0
+# So far apart are two visits of which one was in a bad moment, at least.
+CONTRADICTION = 0.3
+PROMISING = 0.03
+
+
+def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
+    """The posterior from the cost model, or the plain one if that explains the costs better.
+
+    Its points are the candidates, then other measured configurations.
+    """
+    known = set(problem.candidates)
+    others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
+    every = [*problem.candidates, *others] if others else problem.candidates
+    points = Points(knobs, every, problem.layouts)
+    errors = _errors(told)
+    model = problem.predictor
+    if model is None:
+        return Posterior(points, told, errors, None)
+    prior = Prior(model.predict(every), model.deviations(every), model.misfit)
+    doubted: set[Configuration] = set()
+    if len(told) >= FEWEST_FOR_OUTLIERS:
+        found = _Outliers(points, told, prior)
+        errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
+        doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
+    guided = Posterior(points, told, errors, prior, doubted)
+    if len(told) < 2:
+        return guided
+    plain = Posterior(points, told, errors, None, doubted)
+    benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
+    return guided if guided.likelihood + benefit >= plain.likelihood else plain
+
+
+class _Outliers:
+    """Costs that something else may have caused, such as a hanging file system; only high ones, as
+    nothing makes a step faster by accident.
+
+    Attributes:
+        contradicted: far above another cost of the same configuration; but what is slow more often
+            than not is slow, and what differs by less is what visits differ by.
+        doubtful: measured once and far above the cost model, which is right about the others and
+            expects about the best cost so far.
+    """
+
+    def __init__(self, points: Points, told: Sequence[Told], prior: Prior) -> None:
+        costs = np.array([t.cost for t in told])
+        expected = prior.means[points.rows([t.configuration for t in told])]
+        expected += np.median(costs - expected)
+        typical = float(np.median(np.abs(costs - expected)))
+        limit = OUTLIER_DEVIATIONS * max(SIGMA_PER_MEDIAN_DEVIATION * typical, SMALLEST_SPREAD)
+        self.contradicted = np.zeros(len(told), bool)
+        is_single = np.zeros(len(told), bool)
+        for configuration in {t.configuration for t in told}:
+            own = np.array([t.configuration == configuration for t in told])
+            is_single[own] = own.sum() == 1
+            slow = own & (costs > costs[own].min() + max(limit, CONTRADICTION))
+            if 2 * slow.sum() <= own.sum():
+                self.contradicted |= slow
+        # What is fastest is no outlier, whatever the model expects of it.
+        is_slow = is_single & (costs > np.maximum(expected + limit, costs.min() + PROMISING))
+        lowest = costs[~is_slow].min(initial=math.inf)
+        self.doubtful: NDArray[np.bool_] = is_slow & (expected < lowest + PROMISING)
+
+
+def _errors(told: Sequence[Told]) -> Floats:
+    """Standard errors, with the largest known one in place of unknown ones."""
+    known = [t.standard_error for t in told if math.isfinite(t.standard_error)]
+    typical = max(known, default=0.0)
+    return np.array(
+        [t.standard_error if math.isfinite(t.standard_error) else typical for t in told]
+    )

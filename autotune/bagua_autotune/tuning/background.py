@@ -1,5 +1,5 @@
 """Decisions beside the requests: no rank waits while a Gaussian process is fitted. Of each job one
-is made at a time, by whatever replica is the first.
+is made at a time, by whatever replica is the first. And who is told of what the tuner does.
 
 It decides, which takes long, without a transaction open; then it makes the move in one, unless the
 job has moved on meanwhile.
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.model.job import RUNS, Event, Job, Trial
+from bagua_autotune.model.job import RUNS, Event, Job, Observation, Result, Trial
 from bagua_autotune.model.knobs import repeats_change
 from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
@@ -32,7 +32,6 @@ from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.trials import Move
-from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,37 @@ logger = logging.getLogger(__name__)
 MOST_AT_ONCE = 2
 
 SUPERFLUOUS = "a decision was not needed any more: the job had moved on meanwhile"
+
+
+class TunerListener:
+    """A listener is told what the tuner does; override what is of interest."""
+
+    def on_heard(self, job_id: str) -> None:
+        """The job's ranks said something to this process."""
+
+    def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
+        """Called when steps were reported and stored for the first time."""
+
+    def on_measured(self, job: Job, trial: Trial) -> None:
+        """A trial was closed with an estimate."""
+
+    def on_decided(self, seconds: float) -> None:
+        """A decision on what follows took so long."""
+
+    def on_superfluous(self) -> None:
+        """A decision was not needed: another replica, or a failed trial, had moved the job on."""
+
+    def on_round(self, job: Job) -> None:
+        """A finished job is tuned again."""
+
+    def on_result(self, job: Job, result: Result) -> None:
+        """A tuning, the first or a later one, ended with this result."""
+
+    def on_saved(self, job: Job, seconds: float) -> None:
+        """The job's confirmed speed-up saved so much in steps that were not counted before."""
+
+    def on_failed(self, error: Exception) -> None:
+        """A decision beside the requests failed; it is tried again at the next report."""
 
 
 class Measured(NamedTuple):

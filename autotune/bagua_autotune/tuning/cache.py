@@ -1,4 +1,5 @@
-"""Answers that are right for as long as what they were made from is the same."""
+"""Answers that are right for as long as what they were made from is the same. Apart: the tuner, the
+views and Bagua's protocol each keep theirs by it."""
 
 from __future__ import annotations
 

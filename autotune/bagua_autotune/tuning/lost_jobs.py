@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from bagua_autotune.model.job import CUT_SHORT, RUNS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.background import TunerListener
 from bagua_wire.messages import LEASE_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -19,6 +22,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0
 # Who did not look for so long did not listen either: it stood still, or its database did.
 MOST_BETWEEN_LOOKS_SECONDS = 4 * LOOK_SECONDS
+GONE = "the training process was gone"
 HEARD_AGAIN = "the training is heard from again, so its tuning continues"
 
 
@@ -117,3 +121,26 @@ def _let_go(store: Store, job: Job) -> None:
 def _was_cut_short(job: Job) -> bool:
     """Whether its training was not over when it ended."""
     return job.phase in CUT_SHORT or job.is_lost
+
+
+class InHand(TunerListener):
+    """Keeps the jobs whose ranks speak to this process, and ends them when nobody is left to speak
+    for them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._job_ids: set[str] = set()
+
+    def on_heard(self, job_id: str) -> None:
+        self._job_ids.add(job_id)
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._job_ids)
+
+    def end(self, at: float) -> None:
+        """The training is gone; jobs whose end was told stay as they are."""
+        try:
+            self._store.jobs.end_gone(list(self._job_ids), Event("ended", message=GONE, at=at))
+        except SQLAlchemyError as error:
+            logger.error("the jobs of the training cannot be ended: the store failed: %s", error)

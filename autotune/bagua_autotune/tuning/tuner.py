@@ -15,12 +15,18 @@ from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
 from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.deciding.result import give_up, is_about_winner, winner_tried_again
-from bagua_autotune.deciding.tuned_again import allowed_steps, refusal, spent_steps
+from bagua_autotune.deciding.result import (
+    allowed_steps,
+    give_up,
+    is_about_winner,
+    refusal,
+    spent_steps,
+    winner_tried_again,
+)
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
-from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.comparison import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.job import (
     CONTACT_SECONDS,
@@ -47,12 +53,18 @@ from bagua_autotune.tuning.background import (
     Decisions,
     Failed,
     Measured,
+    TunerListener,
 )
 from bagua_autotune.tuning.cache import Cache
-from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.lost_jobs import Leases, goes_on_with
-from bagua_autotune.tuning.reported import WrongStep, check_protocol, saved_until, weigh
-from bagua_autotune.tuning.status import JobState, job_state
+from bagua_autotune.tuning.status import (
+    JobState,
+    WrongStep,
+    check_protocol,
+    job_state,
+    saved_until,
+    weigh,
+)
 from bagua_wire.configuration import Configuration
 from bagua_wire.messages import BEING_TUNED
 from bagua_wire.profile import Profile
@@ -101,11 +113,7 @@ class Tuner:
         self._states: Cache[JobState] = Cache(STATUSES_KEPT)
 
     def register(
-        self,
-        job_id: str,
-        spec: JobSpec,
-        protocol: Api = "v2",
-        data: dict[str, Any] | None = None,
+        self, job_id: str, spec: JobSpec, protocol: Api = "v2", data: dict[str, Any] | None = None
     ) -> bool:
         """Register a job, or resume an ended one. True if it is new.
 

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from bagua_autotune.measuring.ceiling import Ceiling
-from bagua_autotune.measuring.rounds import Round, read_ceilings, with_ceiling
+from bagua_autotune.measuring.rounds import Ceiling, Round, read_ceilings, with_ceiling
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
 from bagua_autotune.model.job import Api, Event, Job, Limits, Purpose, TrialState

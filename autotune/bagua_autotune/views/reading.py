@@ -6,9 +6,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bagua_autotune.measuring.ceiling import Ceiling
-from bagua_autotune.measuring.objective import OBJECTIVES, Objective
-from bagua_autotune.measuring.rounds import Round, is_settled, read_ceilings
+from bagua_autotune.measuring.comparison import OBJECTIVES, Objective
+from bagua_autotune.measuring.rounds import Ceiling, Round, is_settled, read_ceilings
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
-from bagua_autotune.measuring.ceiling import paces
+from bagua_autotune.measuring.rounds import paces
 from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.view import View

@@ -1,4 +1,5 @@
-"""``bagua-autotune export JOB --profile``: a measured job, for ``simulate --model FILE``."""
+"""``bagua-autotune export JOB --profile``: a measured job, for ``simulate --model FILE``. An entry
+point of its own names it: `export` does not load what `simulate` needs."""
 
 from __future__ import annotations
 

@@ -22,12 +22,19 @@ from bagua_simulator.cluster import (
     parse_duration,
 )
 from bagua_simulator.commands.compared import show_comparison
-from bagua_simulator.commands.recomputed import show_recomputed
 from bagua_simulator.measured.fitting import fit_record
 from bagua_simulator.measured.recorded import Record, RecordError, load_record
+from bagua_simulator.recomputation import (
+    LARGEST_SHARE,
+    Block,
+    RecomputingSimulator,
+    Room,
+    replicated,
+)
 from bagua_simulator.sweep import PlotError, Point, Sweep, plot, sweep
 from bagua_simulator.workloads import CATALOG, load
 from bagua_wire.knob_kinds import describe_bytes, size_of
+from bagua_wire.knobs import RECOMPUTED_KNOB
 from bagua_wire.words import describe, describe_knob
 
 Callback = Callable[[click.Context, click.Parameter, str | None], Any]
@@ -54,12 +61,14 @@ def every(
     return [Asked(*shape, *network) for shape in shapes for network in networks]
 
 
-def several(parse: Callable[[str], float]) -> Callback:
+def parsed(parse: Callable[[str], Any], are_several: bool = True) -> Callback:
     """A callback for an option that is a number with a unit, or several with commas between."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
         try:
-            return None if text is None else [parse(each) for each in text.split(",")]
+            return [parse(each) for each in text.split(",")] if are_several else parse(text)
         except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from error
 
@@ -69,23 +78,7 @@ def several(parse: Callable[[str], float]) -> Callback:
 def counts(most: int) -> Callback:
     """A callback for an option that is a whole number from 1 on, or several of them."""
     kind: Any = click.IntRange(1, most)
-
-    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-        if text is None:
-            return None
-        return [kind.convert(each, parameter, context) for each in text.split(",")]
-
-    return read
-
-
-def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """A callback for an option that is a size."""
-    if text is None:
-        return None
-    try:
-        return size_of(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+    return parsed(lambda text: kind.convert(text, None, None))
 
 
 def simulators_of(model: str, asked: Sequence[Asked]) -> list[Simulator]:
@@ -168,11 +161,11 @@ def _changed(measured: Cluster, asked: Asked) -> Cluster:
     "--ranks-per-node", metavar="N", callback=counts(1024), help="Devices of each machine."
 )
 @click.option(
-    "--bandwidth", metavar="25Gbit", callback=several(parse_bandwidth),
+    "--bandwidth", metavar="25Gbit", callback=parsed(parse_bandwidth),
     help="Bandwidth of each machine's link, in each direction.",
 )  # fmt: skip
 @click.option(
-    "--latency", metavar="100us", callback=several(parse_duration),
+    "--latency", metavar="100us", callback=parsed(parse_duration),
     help="Latency of a message between two machines.",
 )  # fmt: skip
 @click.option("--algorithms", "compares", is_flag=True,
@@ -181,9 +174,9 @@ def _changed(measured: Cluster, asked: Asked) -> Cluster:
 @click.option("--recomputed", "blocks", type=click.IntRange(1, 1000), metavar="N",
               help="The model has so many blocks, which recompute their activations: step times by "
               "how many of them do. Each takes its part of the forward pass.")  # fmt: skip
-@click.option("--block-memory", callback=size, default="0B", metavar="1.5GiB",
-              help="What a block keeps if it is not recomputed.")  # fmt: skip
-@click.option("--free-memory", callback=size, metavar="40GiB",
+@click.option("--block-memory", callback=parsed(size_of, are_several=False), default="0B",
+              metavar="1.5GiB", help="What a block keeps if it is not recomputed.")  # fmt: skip
+@click.option("--free-memory", callback=parsed(size_of, are_several=False), metavar="40GiB",
               help="What may be used beside the peak with all blocks recomputed.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg",
               help="Draw the step times over the bucket size.")  # fmt: skip
@@ -310,3 +303,44 @@ def _entry(point: Point) -> dict[str, Any]:
 
 def _ms(point: Point) -> str:
     return f"{point.step_seconds * 1e3:.4g}"
+
+
+def show_recomputed(
+    simulator: Simulator, blocks: int, block_bytes: int, free_bytes: int | None, as_json: bool
+) -> None:
+    """Print them, and the fewest that there is room for.
+
+    Args:
+        blocks: in which the model's forward pass is, alike; by default all are recomputed.
+        block_bytes: what each keeps if it is not.
+        free_bytes: at the default's peak, of what may be used; None: enough.
+    """
+    workload = simulator.workload
+    each = Block(workload.forward_seconds / blocks, block_bytes)
+    enough = blocks * block_bytes if free_bytes is None else free_bytes
+    room = Room(0.0, (enough + 1) / LARGEST_SHARE)
+    recomputing = RecomputingSimulator(
+        replicated(workload, simulator.cluster), [each] * blocks, room
+    )
+    rows = []
+    for count in recomputing.space[RECOMPUTED_KNOB]["values"]:
+        configuration = {**recomputing.default, RECOMPUTED_KNOB: count}
+        seconds = recomputing.step_seconds(configuration)
+        rows.append((count, seconds, recomputing.peak_bytes(configuration)))
+    default_seconds = rows[0][1]
+    count, seconds, more_bytes = rows[-1]
+    if as_json:
+        names = "recomputed", "seconds", "more_bytes"
+        named = [dict(zip(names, row, strict=True)) for row in rows]
+        click.echo(json.dumps({"model": workload.name, "blocks": blocks, "rows": named}, indent=2))
+        return
+    say(f"{workload.name}: {blocks} blocks, of which each keeps {describe_bytes(block_bytes)}")
+    print_table(
+        ["recomputed", "ms", "more memory"],
+        [[str(n), f"{s * 1e3:.4g}", describe_bytes(more)] for n, s, more in rows],
+    )
+    bought = ""
+    if more_bytes:
+        saved_ms = 1e3 * (default_seconds - seconds) / (more_bytes / 2**30)
+        bought = f", {saved_ms:.3g} ms for each GiB"
+    say(f"best: {count} recomputed, {times(default_seconds / seconds)} over all{bought}")

@@ -19,11 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import SPLIT, Phase, Way, parts, reduction
-from bagua_simulator.measured.recorded import Record
-from bagua_simulator.measured.robust import bounded, softened
-from bagua_simulator.measured.traffic import StepTimes, Traffic, way_and_channels
+from bagua_simulator.cluster import SPLIT, Cluster, Phase, Way, parts, reduction
+from bagua_simulator.measured.computing import bounded, softened
+from bagua_simulator.measured.recorded import Record, StepTimes, Traffic, way_and_channels
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.step import Message, Step
 
@@ -241,9 +239,7 @@ def _cluster(
         cluster = replace(cluster, flow_bytes_per_second=flow, together=math.sqrt(SPLIT))
     if nodes == 1:
         return replace(
-            cluster,
-            inside_bandwidth_bytes_per_second=bandwidth,
-            inside_latency_seconds=latency,
+            cluster, inside_bandwidth_bytes_per_second=bandwidth, inside_latency_seconds=latency
         )
     if ranks_per_node == 1:
         return cluster

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bagua_simulator import Simulator
-from bagua_simulator.cluster import Cluster, parse_bandwidth
-from bagua_simulator.collectives import Phase
+from bagua_simulator.cluster import Cluster, Phase, parse_bandwidth
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Bucket
 from bagua_simulator.workload import FLOAT_BYTES, Architecture, Layer, Workload
 from bagua_simulator.workloads import architecture

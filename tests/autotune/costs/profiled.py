@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bagua_autotune.costs import Cost, Kind
-from bagua_autotune.costs.timeline import Queues, find_paths
+from bagua_autotune.costs.layouts import Queues, find_paths
 from bagua_wire.profile import BucketTiming, Profile
 
 KIB, MIB = 1024, 1024**2

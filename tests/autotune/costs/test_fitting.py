@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
-from bagua_autotune.costs.fitting import Fit, fit_costs
-from bagua_autotune.costs.queues import Point, points_of
+from bagua_autotune.costs.fitting import Fit, Point, fit_costs, points_of
 from bagua_wire.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import KIB, MIB, SIZES, ends, profile, seconds
 from tests.autotune.support import present

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import Bill, make_result
 from bagua_autotune.deciding.room import Room
-from bagua_autotune.measuring.objective import Speed, StepTime
+from bagua_autotune.measuring.comparison import Speed, StepTime
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.measuring.standing import lowest
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.reasons import HARM
@@ -26,7 +25,7 @@ from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.search.searcher import RandomSearcher
 from bagua_wire.configuration import Configuration
 from tests.autotune.support import MIB, make_spec
 
@@ -280,13 +279,6 @@ def test_a_failed_baseline_is_tried_again_but_not_for_ever() -> None:
     final = follow(history(*fails * 3))
     assert isinstance(final, Keep)
     assert final.configuration == BASELINE
-
-
-def test_an_open_trial_is_compared_with_the_lowest_measured() -> None:
-    best = lowest(history(*SEARCHED, ("search", SLOW, None)))
-    assert best is not None
-    assert best.configuration == FAST
-    assert lowest([]) is None
 
 
 def test_the_summary_of_a_winner() -> None:

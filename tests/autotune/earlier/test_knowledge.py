@@ -12,7 +12,7 @@ from bagua_autotune.earlier.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store.maintenance import retention
-from bagua_autotune.tuning.reported import WrongStep
+from bagua_autotune.tuning.status import WrongStep
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
 from bagua_wire.configuration import Configuration

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagua_autotune.measuring.confirmation import confirmed_gain
+from bagua_autotune.deciding.ending import confirmed_gain
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Inherited
 from bagua_autotune.model.statistics import Estimate, Interval

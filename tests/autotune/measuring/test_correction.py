@@ -17,7 +17,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views.lists import every_trial
 from bagua_wire.configuration import Value
-from tests.autotune.support import make_spec, peaked
+from tests.autotune.support import make_spec, peaked, present
 
 NOISE = 0.01
 Hint = Callable[[random.Random, float], float | None]
@@ -37,8 +37,7 @@ def of(seconds: list[float]) -> Estimate:
 
 
 def learned(steps: list[Step]) -> Correction:
-    found = learn(steps)
-    assert found is not None
+    found = present(learn(steps))
     return found
 
 
@@ -166,8 +165,7 @@ HINTS: dict[str, Hint] = {
 def test_intervals_are_narrow_and_what_is_kept_is_right_where_it_is_not_without(seed: int) -> None:
     told, untold = trained("tokens", seed), trained("none", seed)
     assert median(told.widths) < 0.2 * median(untold.widths)
-    result = told.tuner.status("job").result
-    assert result is not None
+    result = present(told.tuner.status("job").result)
     assert result.kept == "winner"
     assert result.low <= 1 + gain_of(told) <= result.high
     assert gain_of(told) > 0.08

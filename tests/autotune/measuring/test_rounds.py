@@ -7,21 +7,16 @@ from dataclasses import replace
 import pytest
 
 from bagua_autotune.earlier.knowledge import Knowledge
-from bagua_autotune.measuring.rounds import (
-    TRIAL_STEPS,
-    Round,
-    as_of_now,
-    trial_steps,
-)
+from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, as_of_now, trial_steps
 from bagua_autotune.model.job import Event, Job, Limits, Observation, Trial
 from bagua_autotune.store import Store
 from bagua_autotune.store.observations import Steps
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration
 from tests.autotune.deciding.test_decision import BASELINE, make_job
 from tests.autotune.simulated_job import SimulatedJob
-from tests.autotune.support import Clock, Ranks, drive, make_spec
+from tests.autotune.support import Clock, Ranks, drive, make_spec, present
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 
 # Buckets of 8 to 11 MiB are best before, and slower than larger ones by a third afterwards.
@@ -54,8 +49,7 @@ def test_a_network_that_changes_for_good_is_tuned_for_again(tuner: Tuner, seed: 
     assert slower_than_best(job) < 0.03
     first = list(dict.fromkeys([kept, job.baseline]))
     assert round_of(tuner, "job", 1)[: len(first)] == first
-    result = job.status.result
-    assert result is not None
+    result = present(job.status.result)
     truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)
     assert result.low * 0.97 < truth < result.high * 1.03
     assert result.trials == len(round_of(tuner, "job", 1))
@@ -96,13 +90,11 @@ def finished(tuner: Tuner, **limits: int) -> None:
 def test_a_job_that_kept_its_default_searches_again(tuner: Tuner) -> None:
     tuner.register("job", make_spec(limits={"max_samples": 6}))
     flat = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
-    assert flat.result is not None
-    assert flat.result.kept == "baseline"
+    assert present(flat.result).kept == "baseline"
     tuner.take_event("job", drift())
     status = drive(tuner, "job", Ranks(1, noise=0.001))
     assert (status.state, status.round) == ("finished", 1)
-    assert status.result is not None
-    assert status.result.kept == "winner", "now there is something to gain"
+    assert present(status.result).kept == "winner", "now there is something to gain"
     again = round_of(tuner, "job", 1)
     assert again[0] == flat.configuration
     assert again[1] != flat.configuration, "measured once is enough"
@@ -132,8 +124,7 @@ def test_a_round_that_was_opened_and_no_more_goes_on_at_the_next_report(tuner: T
     tuner.take_event("job", drift())
     status = tuner.status("job")
     assert (status.state, status.round) == ("tuning", 1)
-    assert status.trial is not None
-    assert status.trial.configuration == kept
+    assert present(status.trial).configuration == kept
     status = drive(tuner, "job", Ranks(1, noise=0.001))
     assert (status.state, status.round) == ("finished", 1)
 
@@ -146,8 +137,7 @@ def test_the_time_of_a_round_is_counted_from_its_beginning() -> None:
     tuner.take_event("job", drift())
     assert tuner.status("job").progress.elapsed_seconds == 0.0
     now += 7.0
-    result = drive(tuner, "job", Ranks(1, noise=0.001)).result
-    assert result is not None
+    result = present(drive(tuner, "job", Ranks(1, noise=0.001)).result)
     assert result.seconds <= 7.0
 
 
@@ -209,8 +199,7 @@ def test_when_its_time_is_over_a_search_ends_and_is_confirmed(
     trials = tuner.store.trials.of("job")
     count = sum(trial.purpose == "search" for trial in trials)
     assert count >= searched if max_seconds > 100 else count == searched
-    result = tuner.status("job").result
-    assert result is not None
+    result = present(tuner.status("job").result)
     assert result.reason_code == code
     assert (code == "winner") == any(trial.purpose == "confirm" for trial in trials)
     assert summary in result.summary
@@ -228,8 +217,7 @@ def test_without_a_bound_of_its_own_a_round_ends_after_ten_minutes() -> None:
         steps = ranks.run(trial.configuration, 10)
         told = [Observation(step, tuple(seconds)) for step, seconds in steps]
         tuner.observe("job", trial.index, told)
-    result = tuner.status("job").result
-    assert result is not None
+    result = present(tuner.status("job").result)
     assert 400.0 < result.seconds <= 600.0 + 30.0, "the last trial is measured to its end"
 
 
@@ -264,8 +252,7 @@ def test_a_confirmation_ends_with_the_time_of_its_round() -> None:
         tuner.observe("job", trial.index, [Observation(s, tuple(v)) for s, v in steps])
     trials = tuner.store.trials.of("job")
     assert sum(trial.purpose == "confirm" for trial in trials) == 1
-    result = tuner.status("job").result
-    assert result is not None
+    result = present(tuner.status("job").result)
     assert result.configuration == BASELINE
     assert "before BAGUA_AUTOTUNE_MAX_MINUTES was over" in result.summary
 
@@ -274,8 +261,7 @@ def test_a_default_that_was_kept_as_its_time_was_over_is_no_best_of_an_earlier_r
     tuner = Tuner(Store("sqlite://"), clock=Clock())
     tuner.register("short", make_spec(limits={"max_seconds": 10.0}))
     drive(tuner, "short", Ranks(noise=0.002, step_seconds=lambda _: 0.2))
-    result = tuner.status("short").result
-    assert result is not None
+    result = present(tuner.status("short").result)
     assert "nothing was clearly faster before BAGUA_AUTOTUNE_MAX_MINUTES was over" in result.summary
     tuner.register("next", make_spec())
     inherited = tuner.store.jobs.get("next").inherited

@@ -1,16 +1,19 @@
-"""What differs between visits, and which of them were in a bad moment."""
+"""What differs between visits, which of them were in a bad moment, and when one is measured well
+enough."""
 
 from __future__ import annotations
 
+import math
 import random
+from statistics import fmean
 
 import pytest
 
-from bagua_autotune.measuring.visits import Visits
-from bagua_autotune.model.job import Trial
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.measuring.visits import Visits, measured, settled, warmup_steps
+from bagua_autotune.model.job import Limits, Purpose, Trial
+from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_wire.configuration import Configuration
-from tests.autotune.support import known_visits
+from tests.autotune.support import known_visits, present
 
 DEFAULT, OTHER = Configuration(channels=1), Configuration(channels=8)
 
@@ -60,3 +63,189 @@ def test_what_is_slow_more_often_than_not_is_slow() -> None:
 
 def test_visits_that_differ_little_count_all() -> None:
     assert Visits(visits_of(OTHER, 0.0, 0.1, 0.25)).in_bad_moments == set()
+
+
+LIMITS = Limits(trial_seconds=60.0)
+VISITS = known_visits(0.02, 0.03)
+
+
+def costs(count: int, noise: float, seconds: float = 0.1) -> list[float]:
+    rng = random.Random(0)
+    return [math.log(seconds) + rng.gauss(0, noise) for _ in range(count)]
+
+
+def measure(
+    found: list[float],
+    limits: Limits = LIMITS,
+    rival: Estimate | None = None,
+    seconds: float | None = None,
+    purpose: Purpose = "confirm",
+    visits: Visits | None = VISITS,
+) -> Estimate | None:
+    took = [seconds or math.exp(cost) for cost in found]
+    return measured(found, took, limits, purpose, rival, visits=visits)
+
+
+def test_the_first_trial_shows_what_steps_differ_by() -> None:
+    assert measure(costs(5, 0.001), purpose="search", visits=None) is None
+    assert measure(costs(6, 0.001), purpose="search", visits=None) is not None
+
+
+def test_a_trial_ends_when_more_steps_say_less_than_another_visit_would() -> None:
+    quiet, noisy = known_visits(0.02, 0.01), known_visits(0.02, 0.1)
+    assert measure(costs(1, 0.001), purpose="search", visits=quiet) is not None
+    assert measure(costs(1, 0.001), purpose="confirm", visits=quiet) is None
+    assert measure(costs(2, 0.001), purpose="confirm", visits=quiet) is not None
+    assert measure(costs(6, 0.1), purpose="search", visits=noisy) is None
+    assert measure(costs(7, 0.1), purpose="search", visits=noisy) is not None
+    assert measure(costs(9, 0.1), visits=noisy) is None
+    assert measure(costs(10, 0.1), visits=noisy) is not None
+
+
+def test_outliers_do_not_count_as_measured_steps() -> None:
+    quiet = costs(5, 0.001)
+    assert measure([*quiet, 0.0], purpose="search", visits=None) is None
+
+
+def closings(
+    noise: float, purpose: Purpose, rival: Estimate | None = None, limits: Limits = LIMITS
+) -> list[Estimate]:
+    """The estimates of many trials whose truth is 0, each closed as soon as it may be."""
+    rng = random.Random(3)
+    found = []
+    for _ in range(600):
+        trial: list[float] = []
+        visits = known_visits(0.015, noise)
+        while (closed := measure(trial, limits, rival, 1.0, purpose, visits)) is None:
+            trial.append(rng.gauss(0, noise))
+        found.append(closed)
+    return found
+
+
+def coverage(found: list[Estimate], noise: float) -> float:
+    visits = known_visits(0.0, noise)
+    return fmean(abs(one.center) <= 1.96 * visits.error(one) for one in found)
+
+
+def steps(found: list[Estimate]) -> float:
+    return fmean(one.count + one.outliers for one in found)
+
+
+@pytest.mark.parametrize(
+    ("noise", "purpose", "longest"),
+    [
+        (0.005, "search", 1.0),
+        (0.02, "search", 3.5),
+        (0.05, "search", 7.1),
+        (0.005, "confirm", 2.0),
+        (0.02, "confirm", 4),
+        (0.05, "confirm", 10.1),
+    ],
+)
+def test_the_error_of_a_trial_that_closes_itself_is_honest_and_trials_are_short(
+    noise: float, purpose: Purpose, longest: float
+) -> None:
+    found = closings(noise, purpose)
+    assert 0.92 <= coverage(found, noise) <= 0.99
+    assert steps(found) <= longest
+
+
+def test_what_is_far_from_its_rival_need_not_be_known_as_well() -> None:
+    far = closings(0.05, "confirm", rival=Estimate(0.4, 0.01, 20))
+    near = closings(0.05, "confirm", rival=Estimate(0.0, 0.01, 20))
+    assert 0.92 <= coverage(far, 0.05) <= 0.99
+    assert steps(far) < 0.8 * steps(near)
+
+
+@pytest.mark.parametrize("level", [0.1, -0.1, 0.3, -0.3])
+def test_the_error_of_a_trial_that_is_closed_early_is_honest(level: float) -> None:
+    """It is closed where it looks worse than it is; that must not make its error wrong."""
+    found = closings(0.03, "search", rival=Estimate(-level, 0.01, 10))
+    assert 0.92 <= coverage(found, 0.03) <= 0.99
+
+
+def test_time_closes_a_noisy_trial_but_not_a_single_step() -> None:
+    limits, noisy = Limits(trial_seconds=1.0), known_visits(0.01, 0.3)
+    assert measure(costs(9, 0.3), limits, seconds=0.1, visits=noisy) is None
+    assert measure(costs(10, 0.3), limits, seconds=0.1, visits=noisy) is not None
+    assert measure(costs(1, 0.3), limits, seconds=10, visits=noisy) is None
+    assert measure(costs(2, 0.3), limits, seconds=10, visits=noisy) is not None
+
+
+RIVAL = Estimate(math.log(0.1), 0.002, 20)
+
+
+def test_a_clearly_worse_trial_is_closed_at_once_and_a_near_one_is_not() -> None:
+    noisy = known_visits(0.001, 0.04)
+    assert measure([math.log(0.2)], rival=RIVAL, purpose="search", visits=noisy) is not None
+    assert measure([math.log(0.108)], rival=RIVAL, purpose="search", visits=noisy) is None
+    assert measure([math.log(0.08)], rival=RIVAL, purpose="search", visits=noisy) is None
+
+
+def test_a_trial_whose_steps_still_get_faster_is_not_closed_for_being_worse() -> None:
+    """As where idle connections, or new ones, begin slowly."""
+    far = math.log(0.2)
+    assert measure([far, far - 0.1], rival=RIVAL, purpose="search") is None
+    assert measure([far, far - 0.1, far - 0.2], rival=RIVAL, purpose="search") is None
+    assert measure([far, far - 0.1, far - 0.11], rival=RIVAL, purpose="search") is not None
+
+
+def test_slow_first_steps_do_not_count() -> None:
+    wobbles = (0.0, 0.004, -0.004, 0.002, -0.002, 0.001, 0.0)
+    steady = [math.log(0.1) + wobble for wobble in wobbles]
+    for purpose in ("search", "confirm"):
+        slow = [math.log(0.16), math.log(0.14), math.log(0.11)]
+        found = present(measure([*slow, *steady], purpose=purpose))
+        assert found.center == pytest.approx(math.log(0.1), abs=0.005)
+        assert found.half_width < 0.02
+
+
+@pytest.mark.parametrize("bad", [[5, 6, 7, 8], [0, 1, 2], [0, 1, 6, 7, 8]])
+def test_a_bad_moment_inside_a_visit_does_not_count(bad: list[int]) -> None:
+    found = [cost + 0.7 * (place in bad) for place, cost in enumerate(costs(9, 0.02))]
+    good = [cost for place, cost in enumerate(found) if place not in bad]
+    assert settled(found, visits=VISITS) == estimate(good, VISITS.step_spread)
+    # Not even if it lasted longer than the rest.
+    longer = [*found, *(cost + 0.7 for cost in costs(9, 0.02))]
+    assert settled(longer, visits=VISITS).center == pytest.approx(math.log(0.1), abs=0.03)
+
+
+def test_what_is_slow_every_other_step_is_slow() -> None:
+    found = [cost + 0.7 * (place % 2) for place, cost in enumerate(costs(11, 0.02))]
+    assert settled(found, visits=VISITS) == estimate(found)
+    assert settled([0.0, 0.0, 0.7, 0.7], visits=VISITS).center == 0.35  # two steps may be luck
+
+
+def test_one_slow_step_of_four_is_an_outlier_where_others_show_it() -> None:
+    found = [-1.19, -1.14, -0.6, -1.16]
+    assert settled(found, visits=VISITS).outliers == 1
+    assert settled(found, visits=None).outliers == 0  # four steps alone cannot tell
+    assert settled(found, visits=known_visits(0.02, 0.2)).outliers == 0
+
+
+def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
+    slow = [math.log(0.2) + wobble for wobble in (0.0, 0.004, -0.004, 0.002, -0.002)]
+    for count in range(2, 6):
+        noisy = known_visits(0.001, 0.5)
+        assert measure(slow[:count], rival=RIVAL, visits=noisy) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([0.1] * 9, None),
+        ([0.1] * 10, 10),
+        ([1.0] * 5 + [0.1] * 4, None),
+        ([1.0] * 5 + [0.1] * 10, 13),  # settled: the 5 before the last 5 are mostly fast
+        ([20.0, 20.0, 0.1], 2),  # warmup_seconds passed
+        ([], None),
+    ],
+)
+def test_warming_up_ends_when_steps_settle_or_time_is_up(
+    seconds: list[float], expected: int | None
+) -> None:
+    assert warmup_steps(seconds, 30.0) == expected
+
+
+def test_no_warmup_can_be_asked_for() -> None:
+    assert warmup_steps([], 0.0) == 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
-from bagua_simulator.cases import cases
+from bagua_simulator.workloads import cases
 from bagua_wire.configuration import Configuration
 from tests.autotune.simulated_job import space_of
 

@@ -164,15 +164,6 @@ def test_a_configuration_may_be_measured_again() -> None:
     assert len(set(asked)) < len(asked)
 
 
-def test_what_was_not_measured_has_an_expected_cost() -> None:
-    job = simulated()
-    searcher = make_searcher("bayesian", job.guided_by(right))
-    drive(searcher, job, 1)
-    assert math.isfinite(searcher.expected_cost(job.best))
-    drive(searcher, job, 3)
-    assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.3)
-
-
 class Unsure(Table):
     """It does not know what eight channels do."""
 
@@ -192,15 +183,6 @@ def test_a_kind_of_which_the_model_is_unsure_is_tried_before_the_search_ends() -
         gains.append(searcher.expected_gain())
     assert searcher.ask()["channels"] == 8
     assert gains[0] < 0.02 < 0.08 < gains[1]
-
-
-def test_a_model_that_tells_nothing_apart_leaves_a_search_without_one() -> None:
-    job = simulated()
-    flat = Problem(job.problem.space, job.problem.candidates, 0, Table())
-    searcher = make_searcher("bayesian", flat)
-    asked = drive(searcher, job, 8)
-    assert len(set(asked)) > 4
-    assert searcher.best() in asked
 
 
 def slower_than(job: Simulated, asked: list[Configuration]) -> float:

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, LogInteger
-from bagua_autotune.search.points import Floats, Points, Prior
-from bagua_autotune.search.process import AveragedProcess, CandidateProcess, KernelSettings
+from bagua_autotune.search.process import (
+    CandidateProcess,
+    Floats,
+    KernelSettings,
+    Points,
+    Posterior,
+    Prior,
+    Told,
+)
 from bagua_wire.configuration import Configuration
 
 SPACE = {
@@ -43,6 +50,11 @@ def fitted(
     found = CandidateProcess(*told, KernelSettings(0.1, 0.2, 0.015, 0.0)).unlikelihoods()
     _, likeliest = min(each for each in found if each[1].moment == moment)
     return CandidateProcess(*told, likeliest)
+
+
+def averaged(rows: list[int], costs: Floats, error: float) -> Posterior:
+    told = [Told(CONFIGURATIONS[row], cost, error) for row, cost in zip(rows, costs, strict=True)]
+    return Posterior(POINTS, told, np.full(len(rows), error), None)
 
 
 def errors_of(process: CandidateProcess) -> Floats:
@@ -173,34 +185,29 @@ def test_sizes_are_points_on_a_line_and_names_are_equally_far_apart() -> None:
 def test_an_average_is_that_of_its_likely_processes_and_as_unsure_as_they_differ(
     rows: list[int], seed: int, noise: float
 ) -> None:
-    costs = np.random.default_rng(seed).normal(0, noise, len(rows))
-    errors = np.full(len(rows), 0.01)
-    averaged = AveragedProcess(POINTS, np.array(rows), costs, errors, None)
-    weights = [weight for weight, _ in averaged.parts]
+    posterior = averaged(rows, np.random.default_rng(seed).normal(0, noise, len(rows)), 0.01)
+    weights = [weight for weight, _ in posterior.parts]
     assert sum(weights) == pytest.approx(1.0)
     # Drawn: which of the processes is right, then a difference from it.
     rng, one, other = np.random.default_rng(0), rows[0], rows[-1]
     drawn: list[float] = []
     counts = rng.multinomial(4000, weights).tolist()
-    for count, (_, process) in zip(counts, averaged.parts, strict=True):
+    for count, (_, process) in zip(counts, posterior.parts, strict=True):
         variance = process.variances[[one, other]].sum() - 2 * process.covariances(one)[other]
         mean = process.means[one] - process.means[other]
         drawn += rng.normal(mean, np.sqrt(max(variance, 0.0)), count).tolist()
     apart = np.array(drawn)
-    mean, deviation = averaged.difference(one, other)
+    mean, deviation = posterior.difference(one, other)
     assert mean == pytest.approx(apart.mean(), abs=5 * deviation / np.sqrt(4000))
     assert deviation == pytest.approx(apart.std(), rel=0.15)
-    assert averaged.means[one] - averaged.means[other] == pytest.approx(mean)
+    assert posterior.means[one] - posterior.means[other] == pytest.approx(mean)
 
 
 def test_visits_that_differ_make_an_average_less_sure() -> None:
-    rows = np.array([0, 0, 0, 12, 12, 12])
-    costs = np.array([0.0, 0.1, 0.05, -0.2, -0.32, -0.26])
-    errors = np.full(6, 0.005)
-    averaged = AveragedProcess(POINTS, rows, costs, errors, None)
-    _, deviation = averaged.difference(0, 12)
-    alike = AveragedProcess(POINTS, rows, np.repeat([0.05, -0.26], 3), errors, None)
-    assert deviation > 2 * alike.difference(0, 12)[1]
+    rows = [0, 0, 0, 12, 12, 12]
+    differ = averaged(rows, np.array([0.0, 0.1, 0.05, -0.2, -0.32, -0.26]), 0.005)
+    alike = averaged(rows, np.repeat([0.05, -0.26], 3), 0.005)
+    assert differ.difference(0, 12)[1] > 2 * alike.difference(0, 12)[1]
 
 
 def test_what_lasts_over_several_trials_is_the_moment_s_and_no_configuration_s() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bagua_autotune.search import Problem, Searcher, make_searcher, names
 from bagua_autotune.search.bayesian import BayesianSearcher
-from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.search.searcher import RandomSearcher
 from bagua_autotune.testing import CANDIDATES, JOB, MIB, cost_of, drive
 from bagua_wire.configuration import Configuration
 from tests.strangers import lay
@@ -59,7 +59,7 @@ def test_an_unknown_method_is_named_with_those_there_are() -> None:
 def test_one_of_another_package_is_found_and_a_broken_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = "from bagua_autotune.search.random import RandomSearcher as Aside\n"
+    text = "from bagua_autotune.search.searcher import RandomSearcher as Aside\n"
     entries = {"aside": "aside_searcher:Aside", "lacking": "aside_searcher:Lacking"}
     lay(tmp_path, {"aside_searcher.py": text}, {"bagua_autotune.searchers": entries})
     monkeypatch.syspath_prepend(tmp_path)

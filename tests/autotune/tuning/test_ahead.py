@@ -60,8 +60,7 @@ def test_ranks_are_told_what_follows_before_their_first_step_of_a_trial() -> Non
         assert job.tuner.open_trial("job") == job.trials[-1]
         assert job.trials[-1].configuration != running.configuration
         state = job.tuner.observe("job", running.index, job.steps(running, 1))
-        assert state.trial is not None
-        assert state.trial.index == running.index + 1
+        assert present(state.trial).index == running.index + 1
         assert job.trials[running.index].state == "running"
     left = job.trials[1:4]
     assert [trial.state for trial in left] == ["measured"] * 3

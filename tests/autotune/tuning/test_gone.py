@@ -7,8 +7,7 @@ from sqlalchemy import text
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.listener import GONE, InHand
-from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN
+from bagua_autotune.tuning.lost_jobs import GONE, HEARD_AGAIN, InHand
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import Clock, Ranks, make_spec, stored_jobs
 

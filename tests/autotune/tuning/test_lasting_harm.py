@@ -39,6 +39,12 @@ def tune(tuner: Tuner, job_id: str, seed: int = 0, **changes: Any) -> JobState:
     return drive(tuner, job_id, Ranks(seed, 0.01, step_seconds, changes.get("world_size", 4)))
 
 
+def later(step: int) -> Ranks:
+    ranks = Ranks(1, 0.01, step_seconds)
+    ranks.step = step
+    return ranks
+
+
 def precisions(tuner: Tuner, job_id: str, round_: int = 0) -> set[Value]:
     trials = tuner.store.trials.of(job_id)
     return {trial.configuration["wire_precision"] for trial in trials if trial.round == round_}
@@ -70,11 +76,8 @@ def tuner() -> Tuner:
 
 def test_a_later_tuning_of_the_job_leaves_it_out(tuner: Tuner) -> None:
     tuner.take_event("first", Event("drift", None, 20_000, "slower"))
-    ranks = Ranks(1, 0.01, step_seconds)
-    ranks.step = 20_000
-    result = drive(tuner, "first", ranks).result
+    result = present(drive(tuner, "first", later(20_000)).result)
     assert precisions(tuner, "first", 1) == {"as_is"}
-    assert result is not None
     assert (result.kept, result.configuration["wire_precision"]) == ("winner", "as_is")
     # And the next job begins with what that found.
     assert tune(tuner, "second").configuration == result.configuration
@@ -89,11 +92,8 @@ def test_harm_told_just_after_a_round_was_opened_is_that_of_its_first_trial() ->
     trial = present(tuner.open_trial("job"))
     assert (trial.configuration, kept["wire_precision"]) == (kept, "bf16")
     tuner.take_event("job", Event("diverged", None, 20_001, MESSAGE))
-    ranks = Ranks(1, 0.01, step_seconds)
-    ranks.step = 20_010
-    result = drive(tuner, "job", ranks).result
+    result = present(drive(tuner, "job", later(20_010)).result)
     assert tuner.store.trials.get("job", trial.index).state == "failed"
-    assert result is not None
     assert result.configuration["wire_precision"] == "as_is"
     tried = [t for t in tuner.store.trials.of("job") if t.round == 1 and t.index > trial.index]
     assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}
@@ -109,9 +109,7 @@ def test_harm_told_before_a_rounds_first_trial_is_decided_is_not_lost() -> None:
     harmful = tuner.store.trials.of("job")[-1]
     assert (harmful.round, harmful.state, harmful.configuration) == (1, "failed", kept)
     tuner.ask("job")  # Which begins what was left undecided.
-    ranks = Ranks(1, 0.01, step_seconds)
-    ranks.step = 20_010
-    result = present(drive(tuner, "job", ranks).result)
+    result = present(drive(tuner, "job", later(20_010)).result)
     assert result.configuration["wire_precision"] == "as_is"
     tried = [t for t in tuner.store.trials.of("job") if t.round == 1 and t.index > harmful.index]
     assert {t.configuration["wire_precision"] for t in tried} == {"as_is"}

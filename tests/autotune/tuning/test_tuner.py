@@ -10,10 +10,10 @@ import pytest
 
 from bagua_autotune.model.job import Event, Job, Observation
 from bagua_autotune.search import searcher
-from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.search.searcher import RandomSearcher
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownTrial
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views.lists import every_trial
@@ -22,6 +22,15 @@ from bagua_wire.cutting import Tensor
 from tests.autotune.support import MIB, Ranks, drive, make_spec, peaked, present
 
 BASELINE = Configuration(make_spec().default_configuration)
+
+
+def at_trial(tuner: Tuner, index: int) -> Ranks:
+    """Those of a new job, which run this trial."""
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while present(tuner.open_trial("job")).index < index:
+        drive(tuner, "job", ranks, polls=1)
+    return ranks
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -37,14 +46,6 @@ def test_a_noisy_job_ends_near_the_optimum(tuner: Tuner, seed: int) -> None:
     assert status.result.trials < 30
 
 
-def test_a_job_with_nothing_to_gain_keeps_the_baseline(tuner: Tuner) -> None:
-    tuner.register("flat", make_spec(limits={"max_samples": 12}))
-    status = drive(tuner, "flat", Ranks(0, 0.03, step_seconds=lambda _: 0.2))
-    assert status.result is not None
-    assert status.configuration == BASELINE
-    assert status.result.kept == "baseline"
-
-
 def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     slow = [Observation(step, (2.0,) * 4) for step in range(1, 6)]
@@ -58,10 +59,7 @@ def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
 
 
 def test_a_trial_that_is_far_slower_is_over_after_a_step(tuner: Tuner) -> None:
-    tuner.register("job", make_spec())
-    ranks = Ranks(noise=0.001)
-    while tuner.open_trial("job").index < 1:
-        drive(tuner, "job", ranks, polls=1)
+    at_trial(tuner, 1)
     # Nobody runs a tenfold step more often than needed to be sure of it.
     tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
     assert tuner.open_trial("job").index == 2
@@ -72,10 +70,7 @@ def test_a_trial_that_is_far_slower_is_over_after_a_step(tuner: Tuner) -> None:
 def test_steps_that_come_before_the_ranks_have_switched_count_in_the_next_decision(
     tuner: Tuner,
 ) -> None:
-    tuner.register("job", make_spec())
-    ranks = Ranks(noise=0.001)
-    while tuner.open_trial("job").index < 1:
-        drive(tuner, "job", ranks, polls=1)
+    at_trial(tuner, 1)
     tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
     # The first one was a pause.
     tuner.observe("job", 1, [Observation(step, (0.15,) * 4) for step in range(1002, 1007)])
@@ -119,10 +114,7 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
 
 
 def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) -> None:
-    tuner.register("job", make_spec())
-    ranks = Ranks(noise=0.001)
-    while tuner.open_trial("job").index < 1:
-        drive(tuner, "job", ranks, polls=1)
+    ranks = at_trial(tuner, 1)
     banned = tuner.open_trial("job")
     tuner.take_event("job", Event("disagreement", banned.index, 50, "rank 3 has other buckets"))
     assert tuner.store.trials.of("job")[1].failure == "rank 3 has other buckets"
@@ -134,13 +126,14 @@ def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) ->
 
 
 def test_a_late_disagreement_about_a_closed_trial_is_only_noted(tuner: Tuner) -> None:
-    tuner.register("job", make_spec())
-    ranks = Ranks(noise=0.001)
-    while tuner.open_trial("job").index < 2:
-        drive(tuner, "job", ranks, polls=1)
-    tuner.take_event("job", Event("disagreement", 1, message="late"))
+    ranks = at_trial(tuner, 2)
+    late = Event("disagreement", 1, message="late")
+    tuner.take_event("job", late)
     assert tuner.open_trial("job").index == 2
     assert [event.kind for event in tuner.store.events.of("job")] == ["disagreement"]
+    before = drive(tuner, "job", ranks)
+    tuner.take_event("job", late)
+    assert tuner.status("job") == before, "nor does it change the final choice"
 
 
 def test_switching_starts_a_trial_and_late_data_does_not_reopen_one(tuner: Tuner) -> None:
@@ -151,8 +144,7 @@ def test_switching_starts_a_trial_and_late_data_does_not_reopen_one(tuner: Tuner
     while tuner.open_trial("job").index < 1:
         drive(tuner, "job", ranks, polls=1)
     status = tuner.observe("job", 0, [Observation(10_000, (0.1,) * 4)])
-    assert status.trial is not None
-    assert status.trial.index == 1
+    assert present(status.trial).index == 1
     assert tuner.store.observations.of("job", 0)[-1][1].step == 10_000
     with pytest.raises(UnknownTrial):
         tuner.observe("job", 7, [Observation(10_000, (0.1,) * 4)])
@@ -263,10 +255,7 @@ def test_ranks_that_cannot_run_the_final_choice_end_on_the_baseline(tuner: Tuner
 
 
 def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
-    tuner.register("job", make_spec())
-    ranks = Ranks(noise=0.001)
-    while tuner.open_trial("job").index < 1:
-        drive(tuner, "job", ranks, polls=1)
+    at_trial(tuner, 1)
     # Of a report that began before the trial did: nothing fails.
     tuner.take_event("job", Event("diverged", None, 5, "x"))
     tuner.take_event("job", Event("diverged", 1, 50, "the loss is not finite"))
@@ -274,12 +263,6 @@ def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
         tuner.store.trials.of("job")[1].failure == "the training suffered: the loss is not finite"
     )
     assert tuner.open_trial("job").index == 2
-
-
-def test_a_late_disagreement_about_a_trial_leaves_the_final_choice(tuner: Tuner) -> None:
-    before = finish(tuner)
-    tuner.take_event("job", Event("disagreement", 2, message="late"))
-    assert tuner.status("job") == before
 
 
 def test_a_disagreement_sent_twice_fails_one_trial(tuner: Tuner) -> None:
@@ -316,16 +299,6 @@ def test_many_tensors_are_cut_once_and_not_for_every_decision(
     finish(tuner)
     assert len(tuner.store.trials.of("job")) > 6
     assert reads == ["job"]
-
-
-def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None:
-    knobs = {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}}
-    spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
-    tuner.register("job", spec)
-    status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
-    assert (status.state, status.trial, len(tuner.store.trials.of("job"))) == ("finished", None, 1)
-    assert status.result is not None
-    assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
 
 
 def test_a_training_about_to_end_is_left_as_it_is(tuner: Tuner) -> None:

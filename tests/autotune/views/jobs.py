@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bagua_autotune.measuring.ceiling import Ceiling
-from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.rounds import Ceiling, Round
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.observations import Steps

@@ -10,8 +10,7 @@ import pytest
 
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.measured.fitting import fit_cluster, fit_record
-from bagua_simulator.measured.recorded import Record, summarise
-from bagua_simulator.measured.traffic import Traffic, traffic_of
+from bagua_simulator.measured.recorded import Record, Traffic, summarise, traffic_of
 from bagua_wire.profile import BucketTiming, Profile
 from tests.simulator.jobs import MIB, SMALL, SMALL_TRIALS, Knobs, make_cluster, make_workload
 
@@ -236,20 +235,12 @@ FAST_TRIALS: list[Knobs] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("trials", "gigabits", "inside"),
-    [(FAST_TRIALS, 100, 1e11), (FAST_TRIALS[:3], 200, 2e11)],
-    ids=["all ways", "flat"],
-)
-def test_a_fast_network_comes_back(trials: list[Knobs], gigabits: int, inside: float) -> None:
+def test_a_fast_network_comes_back_from_flat_sums() -> None:
     """Where the links inside a node are not far above the one to the others."""
-    cluster = Cluster(4, 8, gigabits * 1e9 / 8, 5e-6, inside)
-    truth = Simulator(WORKLOAD, cluster)
-    steps = profiled(truth, trials, noise=0.02)
+    cluster = Cluster(4, 8, 25e9, 5e-6, 2e11)
+    steps = profiled(Simulator(WORKLOAD, cluster), FAST_TRIALS[:3], noise=0.02)
     found = fit_record(summarise("fast", (8,) * 4, WORKLOAD.tensors, steps))
-    assert found.cluster.bandwidth_bytes_per_second == pytest.approx(
-        cluster.bandwidth_bytes_per_second, rel=0.1
-    )
+    assert found.cluster.bandwidth_bytes_per_second == pytest.approx(25e9, rel=0.1)
 
 
 def test_a_faster_network_brings_what_it_would() -> None:

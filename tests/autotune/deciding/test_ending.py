@@ -1,20 +1,26 @@
-"""When the search ends by itself."""
+"""When the search ends by itself; and what one visit denies is visited again, if the model promised
+it without that visit."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from statistics import fmean, median, variance
 
-from bagua_autotune.deciding.decision import Ending, why_search_ends
-from bagua_autotune.measuring.confirmation import least_shown
+import numpy as np
+from numpy.typing import NDArray
+
+from bagua_autotune.deciding.ending import denied_once, least_shown, why_search_ends
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Trial
+from bagua_autotune.model.knobs import Categorical
+from bagua_autotune.model.reasons import NOT_SHOWN
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.search.searcher import RandomSearcher
 from bagua_wire.configuration import Configuration
 from tests.autotune.support import known_visits, make_spec, peaked
 
@@ -26,10 +32,7 @@ QUIET = known_visits(0.0, 0.0)
 
 
 def search(
-    seed: int,
-    drift: float = 0.0,
-    remaining_steps: int = 10_000,
-    error: float = 0.008,
+    seed: int, drift: float = 0.0, remaining_steps: int = 10_000, error: float = 0.008
 ) -> list[Trial]:
     """The trials of a search on a machine that gets slower by ``drift`` with each."""
     rng = random.Random(seed)
@@ -75,7 +78,7 @@ def ends(
     most_gain: float = math.inf,
     lowest: float = 0.0,
     visits: Visits = QUIET,
-) -> Ending | None:
+) -> str | None:
     """Why a search ends whose next trial is expected to gain so much and to be so slow, after
     so many that were as fast as the first, but for the last one."""
 
@@ -114,11 +117,11 @@ def test_trials_that_take_many_steps_and_find_nothing_end_a_search_sooner() -> N
 
 
 def test_where_computing_hides_all_communication_the_first_trials_end_the_search() -> None:
-    def ends_after(tried: int, most_gain: float, lowest: float = 0.0) -> Ending | None:
+    def ends_after(tried: int, most_gain: float, lowest: float = 0.0) -> str | None:
         return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest)
 
     first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
-    assert ends_after(first, 0.009) is Ending.NOT_SHOWN
+    assert ends_after(first, 0.009) == NOT_SHOWN
     assert not ends_after(first, 0.066), "so much is worth a search"
     assert not ends_after(first - 1, 0.009), "other messages may leave computing more time"
     assert ends_after(first, 0.009, lowest=-0.03), "that is noise"
@@ -129,10 +132,10 @@ def test_a_gain_that_the_job_s_noise_hides_ends_the_search_too() -> None:
     first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
     noisy, quiet = known_visits(0.01, 0.15), known_visits(0.01, 0.02)
 
-    def why(tried: int, visits: Visits, most_gain: float, lowest: float = 0.0) -> Ending | None:
+    def why(tried: int, visits: Visits, most_gain: float, lowest: float = 0.0) -> str | None:
         return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest, visits=visits)
 
-    assert why(first, noisy, math.log(1.07)) is Ending.NOT_SHOWN
+    assert why(first, noisy, math.log(1.07)) == NOT_SHOWN
     assert why(first - 1, noisy, math.log(1.07)) is None, "it may be that computing gets faster"
     assert why(first, noisy, math.log(1.07), lowest=-0.2) is None, "it does"
     assert why(first, noisy, math.log(1.5)) is None, "so much is shown"
@@ -161,3 +164,57 @@ def test_what_is_said_to_be_shown_is_shown_by_a_confirmation() -> None:
 def _visits(rng: random.Random, visits: Visits, center: float) -> list[float]:
     means = (center + rng.gauss(0, visits.visit_error) for _ in range(6))
     return [median(mean + rng.gauss(0, visits.step_spread) for _ in range(10)) for mean in means]
+
+
+CHANNELS = (1, 2, 4, 8)
+BY_CHANNELS = [Configuration(channels=channels) for channels in CHANNELS]
+CHANNEL_SPACE = {"channels": Categorical(values=CHANNELS)}
+
+
+class Model:
+    """Promises a gain by each doubling of the channels."""
+
+    misfit = 0.02
+
+    def __init__(self, gain: float) -> None:
+        self._gain = gain
+
+    def predict(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        doublings = [math.log2(c.number("channels")) for c in configurations]
+        return -self._gain * np.array(doublings)
+
+    def deviations(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        return np.zeros((0, len(configurations)))
+
+
+def asked(gain: float, *costs: tuple[int, float]) -> Configuration | None:
+    """What is visited again after these visits, of channels and cost."""
+    trials = [
+        Trial(
+            index, "search", Configuration(channels=channels), "measured", Estimate(cost, 0.01, 6)
+        )
+        for index, (channels, cost) in enumerate(costs)
+    ]
+    problem = Problem(CHANNEL_SPACE, BY_CHANNELS, without=lambda _index: Model(gain))
+    return denied_once(Visits(trials), problem, min(cost for _, cost in costs))
+
+
+def test_a_level_that_is_promised_and_denied_once_is_visited_again() -> None:
+    assert asked(0.2, (1, 0.0), (2, -0.2), (8, 0.1)) == Configuration(channels=8)
+
+
+def test_a_level_that_is_denied_twice_is_given_up() -> None:
+    assert asked(0.2, (1, 0.0), (2, -0.2), (8, 0.1), (8, 0.1)) is None
+
+
+def test_a_level_that_nothing_promises_is_given_up() -> None:
+    assert asked(-0.2, (1, 0.0), (2, 0.2), (8, 0.6)) is None
+
+
+def test_a_level_that_is_a_little_slower_than_promised_is_believed() -> None:
+    assert asked(0.2, (1, 0.0), (2, -0.2), (8, -0.5)) is None
+
+
+def test_without_a_model_nothing_is_visited_again() -> None:
+    trial = Trial(0, "search", BY_CHANNELS[3], "measured", Estimate(1.0, 0.01, 6))
+    assert denied_once(Visits([trial]), Problem(CHANNEL_SPACE, BY_CHANNELS), 0.0) is None
