@@ -74,11 +74,11 @@ def test_without_the_token_a_body_is_refused_by_its_headers_and_kept_nowhere(
             assert answer.readline().split()[1] == b"400", "with the token it is read"
 
 
-def test_what_its_headers_rule_out_is_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+def test_what_its_headers_rule_out_is_refused_in_the_form_of_all_errors() -> None:
     """A body of unknown length, one that is too large, before it is sent, and long headers."""
-    with ServeProcess(tmp_path / "a.db") as service:
+    with closing(Store("sqlite://")) as store, serving_here(create_app(Settings(), store)) as url:
         answer = requests.post(
-            f"{service.url}/api/v2/prune",
+            f"{url}/api/v2/prune",
             data=iter([b"{}"]),
             headers={"Content-Type": "application/json"},
             timeout=PATIENCE_SECONDS,
@@ -86,11 +86,11 @@ def test_what_its_headers_rule_out_is_refused_in_the_form_of_all_errors(tmp_path
         assert answer.status_code == 411
         assert answer.headers["Content-Type"] == "application/problem+json"
         assert "Content-Length" in answer.json()["detail"]
-        with announce(service.url, LARGEST_BODY_BYTES + 1) as connection:
+        with announce(url, LARGEST_BODY_BYTES + 1) as connection:
             assert connection.makefile("rb").readline().split()[1] == b"413"
         for length, status in ((15_000, 200), (17_000, 431)):
             answer = requests.get(
-                f"{service.url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
+                f"{url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
             )
             assert answer.status_code == status
         assert answer.headers["Content-Type"] == "application/problem+json"

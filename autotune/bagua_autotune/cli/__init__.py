@@ -29,8 +29,8 @@ COMMANDS = {
     "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
 MODULES = {
-    **{"jobs": "show", "prune": "delete"},
-    **dict.fromkeys(("backup", "restore", "doctor"), "maintenance"),
+    "jobs": "show",
+    **dict.fromkeys(("delete", "prune", "backup", "restore", "doctor"), "maintenance"),
 }
 """The other commands have modules of their names."""
 OF_OUR_PACKAGES = {

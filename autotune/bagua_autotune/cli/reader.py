@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -51,28 +51,6 @@ NO_JOBS = "No jobs yet: start a training with BAGUA_AUTOTUNE=1"
 
 class NoJobsYet(click.ClickException):
     """The service has never run here: its own database is not there."""
-
-
-class Reader(Protocol):
-    """Raises UnknownJob, or ClickException where nothing can be read."""
-
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[JobSummary]: ...
-
-    def job(self, job_id: str) -> JobDetail: ...
-
-    def overview(self, job_id: str) -> JobOverview: ...
-
-    def trials(self, job_id: str) -> list[TrialView]: ...
-
-    def observations(self, job_id: str) -> list[ObservationView]: ...
-
-    def profiles(self, job_id: str) -> list[TrialProfile]: ...
-
-    def events(self, job_id: str) -> list[Event]: ...
-
-    def delete(self, job_id: str, force: bool) -> retention.Deleted: ...
-
-    def prune(self, days: int, dry_run: bool) -> retention.Pruned: ...
 
 
 @contextmanager
@@ -288,6 +266,10 @@ def _detail(error: urllib.error.HTTPError) -> str:
         return clean(str(json.loads(error.read())["detail"]))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return error.reason
+
+
+Reader = DatabaseReader | ServiceReader
+"""Raises UnknownJob, or ClickException where nothing can be read."""
 
 
 def source_options(command: Command) -> Command:

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from bagua_autotune.cli import COMMANDS, OF_OUR_PACKAGES, main
 from bagua_autotune.store import Store
-from tests.autotune.cli.canned_service import CannedService
-from tests.autotune.cli.conftest import run
+from tests.autotune.cli.conftest import CannedService, run
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.trials import Move
 from bagua_autotune.views.overviews import JobOverview
 from bagua_wire.configuration import Configuration
-from tests.autotune.cli.conftest import run
-from tests.autotune.cli.driven_job import JOB, DrivenJob
+from tests.autotune.cli.conftest import JOB, DrivenJob, run
 from tests.autotune.support import make_spec
 
 

@@ -19,9 +19,7 @@ from bagua_autotune import __version__
 from bagua_autotune.cli.reader import DatabaseReader
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.cli.canned_service import CannedService
-from tests.autotune.cli.conftest import run
-from tests.autotune.cli.driven_job import JOB, DrivenJob
+from tests.autotune.cli.conftest import JOB, CannedService, DrivenJob, run
 from tests.autotune.support import make_spec
 
 COMMANDS = [["jobs"], ["show", JOB], ["show", "digits"], ["export", JOB, "--json"], ["watch", JOB],

@@ -40,12 +40,6 @@ def test_registering_again_is_harmless_and_other_content_is_refused(store: Store
         store.jobs.create(job, make_spec(tensors=tensors), at=9.0)
 
 
-def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> None:
-    store.jobs.create("later", make_spec(), at=2.0)
-    store.jobs.create("other", make_spec(name="other"), at=3.0)
-    assert [found.id for found in stored_jobs(store)] == ["other", "later", "job"]
-
-
 def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str) -> None:
     before = store.jobs.contact(job)
     store.jobs.create("later", make_spec(), at=100.0)

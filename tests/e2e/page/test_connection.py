@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.page.conftest import TOKEN
-from tests.e2e.page.reading import HIDE, Seen, figure
+from tests.e2e.page.conftest import HIDE, TOKEN, Seen, figure
 from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, Route, expect
 
 from bagua_autotune.store import Store
 from tests.autotune.server import ServeProcess
-from tests.e2e.page.reading import HIDE, Seen, as_milliseconds, figure, milliseconds, read_points
+from tests.e2e.page.conftest import HIDE, Seen, as_milliseconds, figure, milliseconds, read_points
 from tests.e2e.programs.driven_job import DrivenJob, run_bagua_job
 from tests.runs.test_seen import searched
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.e2e.page.reading import AUDIT, Seen, as_milliseconds
+from tests.e2e.page.conftest import AUDIT, Seen, as_milliseconds
 from tests.e2e.programs.driven_job import DrivenJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

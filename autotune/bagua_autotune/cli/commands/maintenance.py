@@ -1,17 +1,32 @@
-"""``bagua-autotune backup``, ``restore`` and ``doctor``: copy and check the database."""
+"""``bagua-autotune backup``, ``restore``, ``doctor``, ``delete`` and ``prune``: copy and check the
+database; delete one job, everything, or old jobs."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import click
 
-from bagua_autotune.cli.output import say
-from bagua_autotune.cli.reader import database_url, open_store
-from bagua_autotune.model.text import describe_count
-from bagua_autotune.store.errors import StoreError
+from bagua_autotune.cli.output import print_table, say, say_beside
+from bagua_autotune.cli.reader import (
+    NO_JOBS,
+    NoJobsYet,
+    Reader,
+    database_url,
+    no_such_job,
+    open_reader,
+    open_store,
+    source_options,
+)
+from bagua_autotune.model.text import JOB_ID, describe_count
+from bagua_autotune.settings import ENVIRONMENT
+from bagua_autotune.store.engine.location import default_urls
+from bagua_autotune.store.errors import StoreError, UnknownJob
 from bagua_autotune.store.maintenance import backups, checkup
+from bagua_autotune.store.maintenance.retention import Deleted, DeletedJob
 
 
 @click.command()
@@ -63,3 +78,115 @@ def doctor(database: str | None) -> None:
         say(f"{'FAULT' if finding.is_fault else 'ok'}: {finding.words}{rest}")
     if faults:
         raise click.ClickException(f"{describe_count(faults, 'fault')} found")
+
+
+DELETED = ("job", "name", "state", "last contact")
+
+
+def row_of(job: DeletedJob) -> tuple[str, str, str, str]:
+    """A deleted job in DELETED."""
+    return job.id, job.name, job.state, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}"
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=click.IntRange(1, 36_500),
+    required=True,
+    metavar="DAYS",
+    help="Delete the jobs that have not reported for so many days.",
+)
+@click.option("--dry-run", is_flag=True, help="List the jobs and delete none.")
+@source_options
+def prune(days: int, dry_run: bool, database: str | None, url: str | None) -> None:
+    """Delete old jobs with all that is stored of them, and list them.
+
+    A training that runs keeps reporting, so its job is never old. The service deletes old jobs by
+    itself, too: see --keep-days of serve.
+    """
+    try:
+        pruned = open_reader(database, url).prune(days, dry_run)
+    except NoJobsYet:
+        say_beside(NO_JOBS)
+        return
+    rows = [row_of(job) for job in pruned.jobs]
+    print_table(DELETED, rows)
+    if dry_run:
+        jobs = f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}"
+        say_beside(f"nothing is deleted: without --dry-run {jobs} would be")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--everything",
+    is_flag=True,
+    help="Delete the database, and the copies that trainings keep on this host.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete JOB even if its training may still run. The training goes on; while it is being "
+    "tuned it registers again, and is tuned from its beginning. With --everything: do not ask.",
+)
+@source_options
+@click.pass_context
+def delete(
+    context: click.Context,
+    job: str | None,
+    everything: bool,
+    force: bool,
+    database: str | None,
+    url: str | None,
+) -> None:
+    """Delete JOB with all that is stored of it, and list what was deleted.
+
+    A training that was started again is one job for each of its lives: all of them go, and with
+    them the copies of it that are on this host.
+    """
+    if (job is None) != everything:
+        raise click.UsageError("name either a JOB or --everything", context)
+    if job is None:
+        _delete_everything(database, url, force)
+        return
+    deleted = _delete(open_reader(database, url), job, force)
+    print_table(DELETED, [row_of(each) for each in deleted.jobs])
+
+
+def _delete_everything(database: str | None, url: str | None, force: bool) -> None:
+    if url and not database:
+        raise click.ClickException(
+            f"--everything is not for a service ({url}): call it where the database is, and name "
+            "that with --database"
+        )
+    given = database or os.environ.get(ENVIRONMENT["database"])
+    urls = [given] if given else default_urls()
+    try:
+        found = backups.everything(urls)
+        if not found:
+            say_beside("nothing is stored here")
+            return
+        for each in found:
+            say(each)
+        if not force:
+            click.confirm("Delete all of this for good?", abort=True, err=True)
+        backups.delete_everything(urls)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+    say_beside(
+        "deleted; copies that `backup` made, files that a training was asked for, and copies on "
+        "other nodes are not touched"
+    )
+
+
+def _delete(reader: Reader, job: str, force: bool) -> Deleted:
+    """Delete the job of this id, or else the newest of this name. What is stored of it is not read:
+    it may be damaged."""
+    if JOB_ID.fullmatch(job):
+        with suppress(UnknownJob):
+            return reader.delete(job, force)
+    with suppress(UnknownJob):  # deleted since it was listed
+        for named in reader.jobs(job):
+            return reader.delete(named.id, force)
+    raise no_such_job(job)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Protocol
 from urllib.error import HTTPError
 
 import click
@@ -45,17 +44,8 @@ def watch(job: str, wait: bool, database: str | None, url: str | None) -> None:
     say(_outcome(found))
 
 
-class Screen(Protocol):
-    """Where a job is shown; a context manager."""
-
-    def show(self, overview: JobOverview) -> None: ...
-
-    def trouble(self, text: str) -> None:
-        """Say why there is nothing new to show."""
-
-
 class LiveView:
-    """The last lines of a terminal."""
+    """The last lines of a terminal. ``trouble`` says why there is nothing new to show."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
@@ -117,7 +107,7 @@ class LineView:
 
 
 def _find(
-    job: str, wait: bool, database: str | None, url: str | None, view: Screen
+    job: str, wait: bool, database: str | None, url: str | None, view: LiveView | LineView
 ) -> tuple[Reader, str]:
     """The reader and the job's id. With ``wait`` a job of this name whose training has ended does
     not count: the next one is waited for."""
@@ -142,7 +132,7 @@ def _is_refusal(error: click.ClickException) -> bool:
     return is_refused or isinstance(cause, OtherSchema) or isinstance(error, OtherRelease)
 
 
-def _follow(reader: Reader, job_id: str, view: Screen) -> JobSummary:
+def _follow(reader: Reader, job_id: str, view: LiveView | LineView) -> JobSummary:
     """Show the job until its tuning is over. If its training is started again meanwhile, go on with
     the job of that life."""
     is_followed = False

@@ -14,8 +14,7 @@ from bagua_autotune.model.job import SILENT_SECONDS, Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.cli.conftest import run
-from tests.autotune.cli.driven_job import DrivenJob
+from tests.autotune.cli.conftest import DrivenJob, run
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import make_spec
