@@ -1,5 +1,5 @@
-"""``/api/v2``: jobs, trials, observations, profiles and events of this project's own client, and what
-is read of them; downloads."""
+"""``/api/v2``: jobs, trials, observations, profiles and events of this project's own client; and
+downloads of them."""
 
 from __future__ import annotations
 
