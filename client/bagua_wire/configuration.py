@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 Value = int | str | tuple[int, ...]
 """Of a knob: a number, a name, or a list of numbers."""
@@ -63,16 +63,28 @@ class Configuration(Mapping[str, Value]):
         return f"Configuration({self._values})"
 
 
-def described(tensors: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+class NamedTensor(Protocol):
+    """A tensor, as far as a model is told by it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def described(tensors: Sequence[NamedTensor]) -> dict[str, Any]:
     """What a file says of a model, by which another one is told.
 
     Args:
-        tensors: name, elements and dtype of each, in gradient-ready order.
+        tensors: in gradient-ready order.
     """
+    said = [(each.name, each.elements, each.dtype) for each in tensors]
     return {
-        "count": len(tensors),
-        "digest": digest_of(sorted(tensors)),
-        "order_digest": digest_of(tensors),
+        "count": len(said),
+        "digest": digest_of(sorted(said)),
+        "order_digest": digest_of(said),
     }
 
 

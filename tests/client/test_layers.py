@@ -18,7 +18,7 @@ PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
 TORCHS = {"torch_private"}
 THREADS = {"threads"}
-KNOWN = {"configuration", "configuration_file", "environment", "layout"}
+KNOWN = {"configuration", "environment", "layout"}
 TOLD = {"announcement", "callbacks", "tuning"}
 # What each folder, and each module beside the folders, may import of the others.
 BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
@@ -34,7 +34,6 @@ LAYERS = {
     "compression": {"triton_kernels"},
     "configuration": set[str](),
     "layout": {"configuration"},
-    "configuration_file": {"configuration", "layout"},
     "tuning": {"configuration"},
     "callbacks": {"tuning"},
     "announcement": set[str](),

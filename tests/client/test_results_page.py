@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from bagua_client import Configuration, Tuning, callbacks
-from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.configuration import ConfigurationFile
 from bagua_client.environment import read_choices
 from bagua_client.tuning import write_result_line
 

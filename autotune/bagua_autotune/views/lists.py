@@ -388,7 +388,7 @@ def configuration_json(job: JobDetail, configuration: Configuration) -> str:
         "job": job.name,
         "job_id": job.id,
         "configuration": dict(configuration),
-        "tensors": described([(each.name, each.elements, each.dtype) for each in job.tensors]),
+        "tensors": described(job.tensors),
         "ranks_per_node": list(job.ranks_per_node),
         "software": job.software,
         "summary": job.result.summary if job.result else "",

@@ -31,7 +31,7 @@ from bagua_client.communication.agreement import (
     verdict,
 )
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.configuration import ConfigurationFile
 from bagua_client.environment import Choice, Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Handover

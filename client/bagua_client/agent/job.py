@@ -20,8 +20,7 @@ from bagua_client.agent.report import Report, gathered
 from bagua_client.agent.turns import Turn
 from bagua_client.announcement import announce
 from bagua_client.communication.communicator import NOBODY_ELSE
-from bagua_client.configuration import Configuration
-from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.configuration import Configuration, ConfigurationFile
 from bagua_client.environment import Choice, Environment
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Event, Handover, Reporter

@@ -28,8 +28,7 @@ from bagua_client.communication.agreement import (
     rank_in,
     refuse,
 )
-from bagua_client.configuration import Configuration
-from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.configuration import Configuration, ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.tunable.looks import NotTuned, a_look, seen

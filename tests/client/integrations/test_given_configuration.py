@@ -44,8 +44,7 @@ def _model() -> torch.nn.Sequential:
 def _document(configuration: Configuration, **more: Any) -> dict[str, Any]:
     tensors = describe([(name, p) for name, p in _model().named_parameters()])
     ready = tensors[::-1]  # the last layer's gradients come first
-    named = [(each.name, each.elements, each.dtype) for each in ready]
-    return {"format": 1, "job": "before", "tensors": described(named),
+    return {"format": 1, "job": "before", "tensors": described(ready),
             "configuration": configuration.to_json(), **more}  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.agent import admission, outcome
 from bagua_client.agent.job import Correspondence
 from bagua_client.checking import check
-from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.configuration import ConfigurationFile
 from bagua_client.integrations import distributed_data_parallel as wrapping
 from bagua_client.integrations import sharded_model
 from bagua_client.integrations.tuned_model import TunedModel
