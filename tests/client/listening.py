@@ -1,10 +1,13 @@
-"""Who listens to a model in the place of an agent, and to what the client logs."""
+"""Who listens to a model in the place of an agent, and to what the client logs; and what fails on
+purpose."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
 
 from bagua_client.tunable.tunable import Nobody
 
@@ -35,3 +38,19 @@ def logged(level: int = logging.INFO) -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+@contextmanager
+def failing(owner: Any, name: str, is_on: bool = True) -> Iterator[list[int]]:
+    """A function or property of the owner fails meanwhile; what it gives has an entry for each
+    failure."""
+    hits: list[int] = []
+
+    def fail(*_: object, **__: object) -> None:
+        hits.append(1)
+        raise TypeError(f"{name} fails on purpose\nand says more")
+
+    is_property = isinstance(vars(owner).get(name), property)
+    made = property(fail) if is_property else fail
+    with mock.patch.object(owner, name, made) if is_on else nullcontext():
+        yield hits

@@ -35,11 +35,13 @@ class Start:
         self.start = start
 
 
-class AllReduce:
-    """Sum over all ranks of ``group``."""
-
+class _InGroup:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+
+
+class AllReduce(_InGroup):
+    """Sum over all ranks of ``group``."""
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
         work: dist.Work | None = dist.all_reduce(flat, group=self.group, async_op=True)
@@ -74,14 +76,11 @@ class Broadcast:
         return work
 
 
-class ReduceScatter:
+class ReduceScatter(_InGroup):
     """Sum over the ranks of ``group``; each rank gets the sum of its own shard only.
 
     The size of the group must divide the element count of ``flat``.
     """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
         work: dist.Work | None = reduce_scatter(
@@ -101,11 +100,8 @@ class OnShard:
         return self.operation.start(shard(flat, self.inside))
 
 
-class AllGatherShards:
+class AllGatherShards(_InGroup):
     """Copies each rank's shard to all ranks of ``group``."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
         work: dist.Work | None = all_gather(

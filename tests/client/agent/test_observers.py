@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -31,7 +29,7 @@ from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService, tuned_at
-from tests.client.listening import logged
+from tests.client.listening import failing, logged
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
@@ -118,26 +116,13 @@ class _Training:
             return torch.cat([value.detach().reshape(-1) for value in model.state_dict().values()])
 
 
-@contextmanager
-def _failing(owner: Any, name: str, rank: int) -> Iterator[list[int]]:
-    """On that rank; what it gives has an entry for each failure."""
-    hits: list[int] = []
-
-    def fail(*_: object) -> None:
-        hits.append(1)
-        raise RuntimeError(f"{name} fails on purpose\nand says more")
-
-    with mock.patch.object(owner, name, fail) if dist.get_rank() == rank else nullcontext():
-        yield hits
-
-
 def _train(algorithm: str, url: str, owner: Any, name: str, rank: int, usual: Any) -> str:
     """What is wrong; empty: nothing."""
     place = f"{owner.__name__.rpartition('.')[2]}.{name}"
     gc.collect()  # What is left of other models observes each optimizer's steps, too, and fails.
     told_to_all = logged(logging.WARNING)
     environment = tuned_at(url, JOB=f"{algorithm} {place} {rank}")
-    with told_to_all as lines, _failing(owner, name, rank) as hits, environment:
+    with told_to_all as lines, failing(owner, name, dist.get_rank() == rank) as hits, environment:
         training, weights, left = _Training(algorithm), [], 3
         while left and training.steps < MOST_STEPS:
             left -= not training.model.is_tuning

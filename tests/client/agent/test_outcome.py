@@ -31,6 +31,7 @@ from bagua_client.tuning import write_result_line
 from tests.client.agent.scripted_service import RESULT, ScriptedService, tuned_at
 from tests.client.agent.test_watching import MadeUpClock
 from tests.client.listening import logged
+from tests.client.reporter.test_reporter import wait_for
 from tests.ranks import RankPool
 
 FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "channels": 2}]
@@ -269,10 +270,7 @@ def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
     path = tmp_path / "results.jsonl"
     with ScriptedService([FIRST], steps=1000) as service:
         steps, _ = ending_ranks.run(_leave, service.url, str(path))
-        deadline = time.monotonic() + 60
-        while not (told := service.bodies("ended")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        told = wait_for(lambda: service.bodies("ended"))
     assert [body["step"] for body in told] == [steps]
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["state"], line["reason"], line["summary"]) == ("failed", ENDED_FIRST, ENDED_FIRST)

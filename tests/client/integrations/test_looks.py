@@ -8,8 +8,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,23 +141,6 @@ OF_SHARDED = [
 ]
 
 
-@contextmanager
-def _failing(fault: Fault, is_on: bool) -> Iterator[list[int]]:
-    """What it gives has an entry for each time that it has failed."""
-    hits: list[int] = []
-    if not is_on:
-        yield hits
-        return
-
-    def fail(*_: object, **__: object) -> None:
-        hits.append(1)
-        raise TypeError(f"{fault.name} fails on purpose\nand says more")
-
-    is_property = isinstance(vars(fault.owner).get(fault.name), property)
-    with mock.patch.object(fault.owner, fault.name, property(fail) if is_property else fail):
-        yield hits
-
-
 def _net() -> nn.Sequential:
     torch.manual_seed(5)
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
@@ -214,7 +196,7 @@ def _with(
     gc.collect()  # What is left of other models looks at each optimizer's steps, too, and fails.
     check._checks.clear()
     with mock.patch.dict(os.environ, variables), logged(logging.WARNING) as lines:
-        stack = _failing(fault, is_on)
+        stack = failing(fault.owner, fault.name, is_on)
         hits: list[int] = []
         if not fault.later:
             hits = stack.__enter__()
