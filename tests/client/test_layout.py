@@ -66,25 +66,13 @@ def check_order(tensors: list[TensorSpec], order: list[int], buckets: Partition)
         assert cut_in_order == [index for index in order if tensors[index].group == group]
 
 
-@given(case=ordered_tensors(), bucket_bytes=st.integers(1, 20_000))
-def test_cut_takes_every_tensor_once_in_order_and_closes_full_buckets(
-    case: tuple[list[TensorSpec], list[int]], bucket_bytes: int
-) -> None:
-    tensors, order = case
-    buckets = cut(tensors, order, Configuration(bucket_bytes))
-    check_order(tensors, order, buckets)
-    for sizes in by_group(tensors, buckets):
-        assert all(sum(bucket[:-1]) < bucket_bytes for bucket in sizes)
-        assert all(sum(bucket) >= bucket_bytes for bucket in sizes[:-1])
-
-
 @given(
     case=ordered_tensors(),
     bucket_bytes=st.integers(1, 20_000),
-    first_bytes=st.integers(0, 10_000),
-    last_bytes=st.integers(0, 10_000),
+    first_bytes=st.just(0) | st.integers(0, 10_000),
+    last_bytes=st.just(0) | st.integers(0, 10_000),
 )
-def test_the_first_and_the_last_bucket_of_a_group_may_be_smaller(
+def test_buckets_are_closed_when_full_and_a_groups_first_and_last_may_be_smaller(
     case: tuple[list[TensorSpec], list[int]], bucket_bytes: int, first_bytes: int, last_bytes: int
 ) -> None:
     tensors, order = case
