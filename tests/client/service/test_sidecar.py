@@ -19,7 +19,6 @@ import requests
 import torch.distributed as dist
 
 from bagua_client.environment import Environment
-from bagua_client.service import sidecar
 from bagua_client.service import sidecar as module
 from bagua_client.service.breaker import Absence, Connection
 from bagua_client.service.client import StepTimes
@@ -137,7 +136,7 @@ def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
     finally:
         caplog.clear()
         shared.stop()
-        sidecar._forget()
+        module._forget()
     assert caplog.messages == [
         "autotune: the page ends with the training; to see the job again, on "
         f"{socket.gethostname()}: bagua-autotune show killed, or bagua-autotune serve for its page"
@@ -159,7 +158,7 @@ def test_a_service_that_hangs_before_it_listens_is_ended(
 def test_a_fork_of_the_training_has_no_service_yet() -> None:
     """Nor does it wait for the thread of its parent that was starting one."""
     parents = job_service(0)
-    with sidecar._lock:
+    with module._lock:
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # a hang ends in another way
@@ -200,7 +199,7 @@ def test_a_service_that_cannot_be_started_keeps_no_other_process_waiting(
     store = dist.HashStore()
     monkeypatch.setattr(torch_groups, "store", lambda: store)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    monkeypatch.setattr(sidecar, "START_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "START_SECONDS", 3600.0)
     for service in (JobService(), JobService()):
         with pytest.raises(SidecarError, match="could not be started"):
             service.url()
@@ -219,7 +218,7 @@ def test_a_process_that_died_before_its_service_listened_is_waited_for_no_longer
     store = ForgottenClaim()
     monkeypatch.setattr(torch_groups, "store", lambda: store)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    monkeypatch.setattr(sidecar, "START_SECONDS", 0.2)
+    monkeypatch.setattr(module, "START_SECONDS", 0.2)
     for service in (JobService(), JobService()):
         with pytest.raises(SidecarError, match="could not be started"):
             service.url()
