@@ -41,14 +41,16 @@ def logged(level: int = logging.INFO) -> Iterator[list[str]]:
 
 
 @contextmanager
-def failing(owner: Any, name: str, is_on: bool = True) -> Iterator[list[int]]:
+def fails_on_purpose(
+    owner: Any, name: str, is_on: bool, error: type[Exception]
+) -> Iterator[list[int]]:
     """A function or property of the owner fails meanwhile; what it gives has an entry for each
     failure."""
     hits: list[int] = []
 
     def fail(*_: object, **__: object) -> None:
         hits.append(1)
-        raise TypeError(f"{name} fails on purpose\nand says more")
+        raise error(f"{name} fails on purpose\nand says more")
 
     is_property = isinstance(vars(owner).get(name), property)
     made = property(fail) if is_property else fail

@@ -29,7 +29,7 @@ from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.tunable.tunable import Timeline
 from tests.client.agent.scripted_service import ScriptedService, tuned_at
-from tests.client.listening import failing, logged
+from tests.client.listening import fails_on_purpose, logged
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
@@ -122,7 +122,11 @@ def _train(algorithm: str, url: str, owner: Any, name: str, rank: int, usual: An
     gc.collect()  # What is left of other models observes each optimizer's steps, too, and fails.
     told_to_all = logged(logging.WARNING)
     environment = tuned_at(url, JOB=f"{algorithm} {place} {rank}")
-    with told_to_all as lines, failing(owner, name, dist.get_rank() == rank) as hits, environment:
+    with (
+        told_to_all as lines,
+        fails_on_purpose(owner, name, dist.get_rank() == rank, RuntimeError) as hits,
+        environment,
+    ):
         training, weights, left = _Training(algorithm), [], 3
         while left and training.steps < MOST_STEPS:
             left -= not training.model.is_tuning

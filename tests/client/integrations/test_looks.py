@@ -45,7 +45,7 @@ from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.offer import Offer
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.launcher.programs import start
-from tests.client.listening import logged
+from tests.client.listening import fails_on_purpose, logged
 from tests.ranks import RankPool
 
 STEPS = 8
@@ -196,7 +196,7 @@ def _with(
     gc.collect()  # What is left of other models looks at each optimizer's steps, too, and fails.
     check._checks.clear()
     with mock.patch.dict(os.environ, variables), logged(logging.WARNING) as lines:
-        stack = failing(fault.owner, fault.name, is_on)
+        stack = fails_on_purpose(fault.owner, fault.name, is_on, TypeError)
         hits: list[int] = []
         if not fault.later:
             hits = stack.__enter__()
