@@ -8,7 +8,6 @@ for nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +20,12 @@ from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.wrapper import called_untraced
-from bagua_client.tunable.looks import a_look
+from bagua_client.tunable.looks import a_look, why_not_timed
 from bagua_client.tunable.memory import MeasuredMemory
-from bagua_client.tunable.offer import Limit, Offer
-from bagua_client.tunable.passes import tensors_in
-from bagua_client.tunable.switch import ChangedTogether
-from bagua_client.tunable.tunable import Timeline
+from bagua_client.tunable.offer import Offer
+from bagua_client.tunable.passes import is_of_training, tensors_in
+from bagua_client.tunable.tunable import Tunable
 
-KNOWN_DEVICES = ("cpu", "cuda")
 JOINED = "the process trains together with others by now: it has a process group"
 
 
@@ -44,10 +41,7 @@ def refusal_of(model: torch.nn.Module) -> str:
     can."""
     if isinstance(model, torch.nn.DataParallel):
         return "torch.nn.DataParallel makes copies of the model in each step"
-    kinds = {parameter.device.type for parameter in model.parameters()}
-    if unknown := sorted(kinds - {*KNOWN_DEVICES}):
-        return f"steps on devices of type {', '.join(unknown)} cannot be timed here"
-    return ""
+    return why_not_timed(parameter.device for parameter in model.parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +50,8 @@ class SingleOffer(Offer):
 
     kind = "single"
 
-    def limits(self) -> dict[str, Limit]:
-        """None of its own."""
-        return {}
 
-
-class TunableSingle(ChangedTogether):
+class TunableSingle(Tunable):
     """One model; see :class:`Tunable`.
 
     Args:
@@ -71,13 +61,12 @@ class TunableSingle(ChangedTogether):
 
     cannot, failed = "cannot change the model", "changing the model failed"
     communicator: Alone
-    stands_back = False
 
     def __init__(self, model: torch.nn.Module, called: torch.nn.Module) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         device = trained[0][1].device
         super().__init__(Alone(device), model, device)
-        self.parameters: Sequence[torch.nn.Parameter] = [each for _, each in trained]
+        self.parameters = [each for _, each in trained]
         self.tensors = describe(trained)
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(trained))))
@@ -95,11 +84,8 @@ class TunableSingle(ChangedTogether):
         weakref.finalize(model, self.forget).atexit = False
 
     def forget(self) -> None:
-        """The model is gone, or not to be tuned after all. Whoever is told of that holds this a
-        while longer, and must not hold its parameters."""
+        """See :meth:`Tunable.forget`; nor are the model's parameters held any longer."""
         super().forget()
-        for handle in self._handles:
-            handle.remove()
         self.parameters = ()
 
     @property
@@ -112,7 +98,6 @@ class TunableSingle(ChangedTogether):
 
     @property
     def offer(self) -> SingleOffer:
-        """What may be changed, and why the rest may not."""
         return SingleOffer(
             default=self.default,
             communicator=self.communicator,
@@ -127,16 +112,6 @@ class TunableSingle(ChangedTogether):
             return JOINED
         return "" if model is None else refusal_of(model)
 
-    @property
-    def is_left(self) -> bool:
-        return self._model() is None
-
-    def plan(self, configuration: Configuration) -> Layout:
-        """See :meth:`Tunable.plan`."""
-        configuration = self.recomputation.named(configuration)
-        self.offer.check(configuration)
-        return plan(self.tensors, self.order, configuration)
-
     def _put(self, layout: Layout) -> None:
         self.recomputation.put(layout.configuration.recomputed_blocks)
 
@@ -145,14 +120,8 @@ class TunableSingle(ChangedTogether):
 
     # Measure
 
-    def attach(self, in_detail: bool = True) -> None:
-        """The ends of steps are seen anyway."""
-
-    def record(self, timeline: Timeline | None) -> None:
-        """The timeline stays empty: nothing travels."""
-
     def _forward_begins(self, called: torch.nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or not (called.training and torch.is_grad_enabled()):
+        if not is_of_training(called):
             return
         if not is_in_backward():  # The last backward pass may have ended with an error.
             self._is_in_step = False
@@ -160,7 +129,7 @@ class TunableSingle(ChangedTogether):
             self._carry_out()
 
     def _forward_ends(self, called: torch.nn.Module, _: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and called.training and torch.is_grad_enabled():
+        if is_of_training(called):
             self.observers.call(self._follow_back, output)
 
     def _follow_back(self, output: Any) -> None:

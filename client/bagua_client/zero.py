@@ -32,8 +32,7 @@ from bagua_client.tunable.looks import a_look
 from bagua_client.tunable.memory import DeviceMemory, MeasuredMemory
 from bagua_client.tunable.offer import Limit, Offer, only
 from bagua_client.tunable.recomputation import Recomputation
-from bagua_client.tunable.switch import ChangedTogether
-from bagua_client.tunable.tunable import Timeline
+from bagua_client.tunable.tunable import Tunable
 from bagua_wire.knobs import BUCKET_SIZES
 
 ENGINE = "deepspeed.runtime.engine", "DeepSpeedEngine"
@@ -147,7 +146,6 @@ class Buckets:
     def __init__(self, engine: Any) -> None:
         optimizer = engine.optimizer
         self._optimizer = weakref.ref(optimizer)
-        self._stepping = weakref.ref(optimizer.optimizer)
         self.is_sharded = f"{type(optimizer).__module__}.{type(optimizer).__name__}" == STAGE_3
         self.stage = 3 if self.is_sharded else 1 + bool(optimizer.partition_gradients)
         self.group: dist.ProcessGroup = optimizer.dp_process_group
@@ -176,11 +174,6 @@ class Buckets:
         if found is None:
             raise ReferenceError("the engine is gone")
         return found
-
-    @property
-    def stepping(self) -> torch.optim.Optimizer | None:
-        """The optimizer of torch's that makes the step, on the parameters of this rank."""
-        return self._stepping()
 
     def read(self) -> Sizes:
         """The sizes in force."""
@@ -338,7 +331,7 @@ class BucketsMemory(MeasuredMemory):
 IN_USE = "a bucket is in use where a step ends"
 
 
-class TunableEngine(ChangedTogether):
+class TunableEngine(Tunable):
     """The sizes of one engine. All ranks must make theirs together; see :class:`Tunable`.
 
     A step ends where the engine's ``step`` has updated the parameters, which all ranks do together.
@@ -351,13 +344,12 @@ class TunableEngine(ChangedTogether):
     """
 
     cannot, failed = "cannot set its sizes", "setting the sizes failed"
-    stands_back = False
 
     def __init__(self, engine: Any, buckets: Buckets, communicator: Communicator) -> None:
         super().__init__(communicator, engine.module, buckets.device)
         self._engine, self.buckets = weakref.ref(engine), buckets
         # The optimizer that steps is known, and holds other tensors than the model does.
-        self.parameters: Sequence[torch.nn.Parameter] = ()
+        self.parameters = ()
         self.tensors = tuple(buckets.tensors)
         self.order = tuple(range(len(self.tensors)))
         self.algorithm = find(DEFAULT_ALGORITHM)
@@ -372,7 +364,6 @@ class TunableEngine(ChangedTogether):
 
     @property
     def offer(self) -> EngineOffer:
-        """What may be changed, and why the rest may not."""
         return EngineOffer(
             default=self.default,
             communicator=self.communicator,
@@ -395,9 +386,7 @@ class TunableEngine(ChangedTogether):
         fit any more; the layout's buckets, which nothing is sent by, end with it."""
         if configuration.algorithm == self.algorithm.name:
             configuration = replace(configuration, algorithm="")
-        configuration = self.recomputation.named(configuration)
-        self.offer.check(configuration)
-        return plan(self.tensors, self.order, configuration)
+        return super().plan(configuration)
 
     def change(self, layout: Layout) -> bool:
         """See :meth:`Tunable.change`: at once, or at the end of this step where it has begun."""
@@ -419,11 +408,3 @@ class TunableEngine(ChangedTogether):
 
     def _described(self, layout: Layout) -> str:
         return f"ZeRO stage {self.buckets.stage} communicates by {layout.configuration}, set"
-
-    # Measure
-
-    def attach(self, in_detail: bool = True) -> None:
-        """The ends of steps are seen anyway."""
-
-    def record(self, timeline: Timeline | None) -> None:
-        """The timeline stays empty, so nothing is learned from it."""

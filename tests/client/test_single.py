@@ -185,11 +185,7 @@ def test_before_its_first_forward_pass_it_cannot_be_changed() -> None:
     assert (ours.tuning.state, ours.tuning.rank) == ("off", 0)
 
 
-def test_what_travels_cannot_be_changed(caplog: pytest.LogCaptureFixture) -> None:
-    ours: Any = bagua_client.tune(Model())
-    Training(ours).run(2)
-    assert not ours.reconfigure(Configuration(channels=2))
-    assert "single models do not have the knob channels" in caplog.text
+def test_it_has_no_algorithm() -> None:
     with pytest.raises(ValueError, match="is not for a model that a process trains by itself"):
         bagua_client.tune(Model(), algorithm="bytegrad")
 

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import bagua_client
-from bagua_client.tunable import switch
+from bagua_client.tunable import tunable
 from bagua_client.tunable.memory import CudaMemory, DeviceMemory
 from benchmarks.support.jobs.paper_memory import PaperMemory
 from benchmarks.support.jobs.rank import write
@@ -216,7 +216,7 @@ def limited(spec: Mapping[str, Any], device: torch.device) -> Iterator[dict[str,
         yield from _limited(spec, device, CudaMemory(device), limit_to)
         return
     paper = PaperMemory(PAPER_BYTES, PAPER_SCALE)
-    with paper, mock.patch.object(switch, "memory_of", return_value=paper):
+    with paper, mock.patch.object(tunable, "memory_of", return_value=paper):
         yield from _limited(spec, device, paper, paper.limit_to)
 
 

@@ -110,7 +110,6 @@ class Check(Measures):
         self._observe(self._write)
 
     def reduced(self) -> None:
-        """See :meth:`Listener.reduced`."""
         self._reductions += 1
         if self._surroundings is not None:
             self._observe(self._surroundings.reduced)

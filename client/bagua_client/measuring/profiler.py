@@ -123,7 +123,12 @@ class Profiler:
         # Nothing can be learned from a step that has used no parameter on this rank, or whose
         # buckets were not observed.
         if timeline is not None and timeline.ready and timeline.started and is_first:
-            self._keep(step, timeline)
+            self._recordings.append(
+                Recording(
+                    *(self._trial, step, self._clock, timeline),
+                    *(self._began, self._clock.mark(), self._tunable.order),
+                )
+            )
         if step + 1 in self._steps and is_first:
             self._began = self._clock.mark()
             self._timeline = Timeline(self._clock.mark)
@@ -135,16 +140,3 @@ class Profiler:
         if self._recordings and self._recordings[0].is_known:
             return self._recordings.pop(0)
         return None
-
-    def _keep(self, step: int, timeline: Timeline) -> None:
-        self._recordings.append(
-            Recording(
-                trial=self._trial,
-                step=step,
-                clock=self._clock,
-                timeline=timeline,
-                began=self._began,
-                ended=self._clock.mark(),
-                order=self._tunable.order,
-            )
-        )

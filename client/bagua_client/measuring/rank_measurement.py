@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.communication.process_groups import GROUPS_BY_NODE
 from bagua_client.configuration import Configuration
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import PROFILED_STEPS, Profiler, Recording
-from bagua_client.torch_private.wrapper import called_untraced
+from bagua_client.torch_private.optimizer import at_each_step
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.tunable import Nobody, Tunable
 
@@ -46,14 +45,8 @@ class StepBoundary:
         self._found: list[ref[torch.optim.Optimizer]] = []
         self._stepped = True
         self._on_step = on_step
-        reference, call = ref(self), (observers or Observers()).call
-
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            boundary = reference()
-            if boundary is not None:
-                call(boundary._after_step, optimizer)
-
-        self._handle = register_optimizer_step_post_hook(called_untraced(hook))
+        self._observers = observers or Observers()
+        self._handle = at_each_step(self._stepped_one)
 
     def begins(self) -> bool:
         """Whether the reduction that just ended is the first one of a step.
@@ -69,6 +62,9 @@ class StepBoundary:
     def close(self) -> None:
         """Watch no longer."""
         self._handle.remove()
+
+    def _stepped_one(self, optimizer: torch.optim.Optimizer) -> None:
+        self._observers.call(self._after_step, optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         is_known = _holds(self._found, optimizer)
@@ -384,13 +380,10 @@ class Measures(Nobody):
     measurement: RankMeasurement
 
     def given(self, elements: float) -> None:
-        """See :meth:`Listener.given`."""
         self.measurement.complexity.see_inputs(elements)
 
     def computed(self) -> None:
-        """See :meth:`Listener.computed`."""
         self.measurement.computed()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """See :meth:`Listener.waiting`."""
         return self.measurement.waiting()

@@ -13,12 +13,11 @@ from bagua_client.reducer.carrier import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 from bagua_client.torch_private.wrapper import knows_parameters
-from bagua_client.tunable.looks import a_look
+from bagua_client.tunable.looks import a_look, why_not_timed
 from bagua_client.tunable.offer import Limit, Offer, only
 from bagua_wire.knob_kinds import Value
 from bagua_wire.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 
-KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62
 THEIRS = (
     "the training's own communication hook carries the buckets; only their sizes can be changed"
@@ -154,8 +153,8 @@ def refusal_of(ddp: DistributedDataParallel, default_caps: Caps) -> str:
     """Why no setting can be changed while this training runs; empty: some can."""
     if not torchs.has_reducer(ddp):
         return "torch reduces the gradients without its C++ reducer, so there are no buckets"
-    if ddp.device.type not in KNOWN_DEVICES:
-        return f"steps on devices of type {ddp.device.type} cannot be timed here"
+    if untimed := why_not_timed([ddp.device]):
+        return untimed
     if not knows_parameters(ddp):
         return "other parameters are trained now than when torch's wrapper was made; make it anew"
     if default_caps.each_bytes:

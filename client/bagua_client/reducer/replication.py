@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.algorithms.base import Declared, LayoutState
@@ -21,7 +19,7 @@ from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
 from bagua_client.reducer.carrier import Carrier, Travel, Watcher
-from bagua_client.torch_private.wrapper import called_untraced
+from bagua_client.torch_private.optimizer import at_each_step
 
 # A model's weights as flat tensors, and the moments of a step at which they may travel.
 
@@ -95,20 +93,8 @@ class Model(Protocol):
     """The model that is trained, and the layout in force."""
 
     communicator: Communicator
-    parameters: list[torch.nn.Parameter]
+    parameters: Sequence[torch.nn.Parameter]
     layout: Layout
-
-
-class _Closing:
-    """Releases a wrapper's resources once the wrapper is gone; holds no reference to it."""
-
-    def __init__(self, handle: RemovableHandle, weights: ModelWeights) -> None:
-        self._handle = handle
-        self._weights = weights
-
-    def __call__(self) -> None:
-        self._handle.remove()
-        self._weights.close()
 
 
 class Moments:
@@ -120,25 +106,26 @@ class Moments:
     """
 
     def __init__(self, algorithm: Algorithm, model: Model, wrapper: torch.nn.Module) -> None:
-        models, reference = weakref.ref(model), weakref.ref(self)
+        models = weakref.ref(model)
 
         def layout() -> Layout:
             found = models()
             assert found is not None, "weights travel while their model trains"
             return found.layout
 
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if (moments := reference()) is not None:
-                moments._optimizer_stepped(optimizer)
-
         self._algorithm = algorithm
-        self._weights = ModelWeights(model.parameters, algorithm, model.communicator, layout)
+        weights = ModelWeights(model.parameters, algorithm, model.communicator, layout)
+        self._weights, handle = weights, at_each_step(self._optimizer_stepped)
+
+        def close() -> None:  # Holds nothing that holds the wrapper.
+            handle.remove()
+            weights.close()
+
         self._ours = {id(parameter) for parameter in model.parameters}
         self._missing: set[int] = set()
         # In the order of their first steps, which is the same on all ranks.
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        closing = _Closing(register_optimizer_step_post_hook(called_untraced(hook)), self._weights)
-        self._close: Callable[[], object] = weakref.finalize(wrapper, closing)
+        self._close: Callable[[], object] = weakref.finalize(wrapper, close)
 
     def catch_up(self) -> None:
         """The next step's forward pass begins: the step before it has ended on all ranks."""

@@ -14,32 +14,33 @@ return to what they had.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.algorithms import Algorithm
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Group, Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-from bagua_client.layout import Layout, describe, plan
+from bagua_client.layout import Layout, describe, digest_of, plan
 from bagua_client.reducer.carrier import Mark
 from bagua_client.reducer.cut import Cut
-from bagua_client.reducer.kept_layout import KeptLayout
-from bagua_client.reducer.observation import BucketObservation, ReductionEnds
+from bagua_client.reducer.observation import BucketObservation, ReadyOrder, ReductionEnds
 from bagua_client.reducer.offer import ReplicatedOffer, configuration_of, refusal_of
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 from bagua_client.tunable.memory import MeasuredMemory
-from bagua_client.tunable.switch import ChangedTogether
-from bagua_client.tunable.tunable import NOBODY, Timeline
+from bagua_client.tunable.reconfiguration import Reconfiguration
+from bagua_client.tunable.tunable import NOBODY, Timeline, Tunable
 
 
-class TunableReducer(ChangedTogether):
+class TunableReducer(Tunable):
     """The reducer of one wrapped model. All ranks must make theirs together; see :class:`Tunable`.
 
     Attributes:
@@ -87,18 +88,16 @@ class TunableReducer(ChangedTogether):
     # What may be changed
 
     @property
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> Algorithm:  # type: ignore[override]
         """The algorithm in force; the instance belongs to this model alone."""
         return self._replication.algorithm
 
     @property
-    def order(self) -> tuple[int, ...]:
-        """Indices of ``tensors``, in the order in which gradients become ready."""
+    def order(self) -> Sequence[int]:  # type: ignore[override]
         return self._order.indices
 
     @property
     def offer(self) -> ReplicatedOffer:
-        """What may be changed, and why the rest may not."""
         return ReplicatedOffer(
             default=self.default,
             communicator=self.communicator,
@@ -112,20 +111,13 @@ class TunableReducer(ChangedTogether):
 
     @property
     def refusal(self) -> str:
-        """Why no setting can be changed while this training runs; empty: some can."""
         return self._replication.obstacle or refusal_of(self._cut.ddp, self._cut.default_caps)
 
     @property
     def order_is_agreed(self) -> bool:
-        """Whether the ranks have compared what they saw of ``order``."""
         return self._order.is_agreed and self.recomputation.is_known
 
     def plan(self, configuration: Configuration) -> Layout:
-        """The layout that ``configuration`` would put in force; changes nothing.
-
-        Raises:
-            ValueError: it does not fit the model, or torch cannot carry it out here.
-        """
         if configuration.buckets and not self._order.is_known:
             raise ValueError(
                 "explicit buckets count tensors in the order in which gradients become ready, "
@@ -141,7 +133,6 @@ class TunableReducer(ChangedTogether):
     # Changes
 
     def leave(self) -> None:
-        """See :meth:`ChangedTogether.leave`."""
         super().leave()
         self._ends.stop()
         self._order.stop()
@@ -157,7 +148,6 @@ class TunableReducer(ChangedTogether):
         self.layout = plan(self.tensors, self.order, configuration_of(caps))
 
     def start_from(self, default: Configuration) -> None:
-        """See :meth:`Tunable.start_from`."""
         layout = self.plan(default)
         self.prepare(layout)
         self.default, self.layout, self._is_stale = default, layout, True
@@ -167,7 +157,6 @@ class TunableReducer(ChangedTogether):
         return super().is_settled and self._cut.is_final
 
     def prepare(self, layout: Layout) -> None:
-        """See :meth:`Tunable.prepare`."""
         exchanges = self._replication.planned(layout.configuration).exchanges
         self.communicator.prepare(layout.configuration, exchanges)
 
@@ -289,7 +278,6 @@ class TunableReducer(ChangedTogether):
         return algorithm.is_torchs and not algorithm.phase
 
     def is_carried_by_torch(self, layout: Layout) -> bool:
-        """See :meth:`Tunable.is_carried_by_torch`."""
         if not (self._knows_ends and self._is_torchs(layout)):
             return False
         return self._cut.theirs is None
@@ -333,12 +321,11 @@ class TunableReducer(ChangedTogether):
 
     @property
     def is_left(self) -> bool:
-        """Whether the model's wrapper is gone."""
         return self._cut.is_left
 
     @property
     def stands_back(self) -> bool:
-        """Whether the training is inside ``join``."""
+        """Inside ``join`` they may."""
         return self._may_join and torchs.is_join_enabled(self._cut.ddp)
 
     def give_way(self) -> None:
@@ -356,7 +343,6 @@ class TunableReducer(ChangedTogether):
     # Observing the steps
 
     def attach(self, in_detail: bool = True) -> None:
-        """See :meth:`Tunable.attach`."""
         self.is_attached = True
         if in_detail or not self._knows_ends:
             self._sees_buckets = True
@@ -375,7 +361,6 @@ class TunableReducer(ChangedTogether):
             self._leave_buckets()
 
     def record(self, timeline: Timeline | None) -> None:
-        """See :meth:`Tunable.record`."""
         self.observation.record(timeline)
 
     def detach(self) -> None:
@@ -386,14 +371,14 @@ class TunableReducer(ChangedTogether):
         self._may_leave = True
 
     def forget(self) -> None:
-        """See :meth:`ChangedTogether.forget`; no step has been seen."""
+        """See :meth:`Tunable.forget`; no step has been seen."""
         super().forget()
         self._order.stop()
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel. Called in the backward pass."""
         if bucket.index() == 0:
-            self._kept.reduction_begins(*self._voters)
+            self._kept.is_the_same(*self._voters)
             self._replication.reduction_begins(*self._voters)
         on_end = self.observers.call(self.observation.bucket_starts, bucket)
         if bucket.is_last():
@@ -425,3 +410,99 @@ class TunableReducer(ChangedTogether):
             self._carry_out()
         elif self._cut.is_due:
             self._let_torch_cut()
+
+
+# The buckets of a training that stopped, for the one that goes on with it.
+
+logger = logging.getLogger(__name__)
+
+NOTHING = 0
+"""The vote of a rank that has loaded nothing."""
+
+
+class KeptLayout:
+    """What a checkpoint holds of the buckets: numbers that are rounded together, or summed up in
+    some order, depend on them.
+
+    A new wrapper does not know the order in which gradients become ready, so its first buckets
+    would be others.
+    """
+
+    def __init__(self, tunable: TunableReducer, order: ReadyOrder) -> None:
+        self._tunable = tunable
+        self._order = order
+        self._loaded: Mapping[str, Any] = {}
+        self._is_over = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values: the tensors' names in the order in which gradients become ready
+        (empty: it was not seen), whether the next step's buckets are cut in it, what the model was
+        wrapped with and the configuration in force. While a tuning chooses that, it is none of the
+        training's own.
+        """
+        tunable = self._tunable
+        now = tunable.layout_to_come.configuration
+        is_own = not tunable.is_attached and not now.algorithm
+        return {
+            "order": [tunable.tensors[index].name for index in self._order.learned],
+            "is_cut": tunable.is_settled,
+            "default": tunable.default.to_json(),
+            "configuration": (now if is_own else tunable.default).to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave. It is taken up before the first step, if all
+        ranks have loaded the same.
+        """
+        self._loaded = state
+
+    def take_up(
+        self,
+        group: Group,
+        device: torch.device,
+        begin_phase: Callable[[Group, torch.device], None],
+    ) -> Layout | None:
+        """Train with the buckets that were loaded, if any were. Called before the first step's
+        forward pass: all ranks that have loaded some are together there.
+
+        Args:
+            begin_phase: has the algorithm begin the phase that it has loaded, if all ranks have:
+                else that pass would send the buffers that each rank has of its own.
+
+        Returns:
+            The layout to put in force now; None: that of the wrapper.
+        """
+        if not self._loaded or not self.is_the_same(group, device):
+            return None
+        begin_phase(group, device)
+        state, tunable = self._loaded, self._tunable
+        indices = {spec.name: index for index, spec in enumerate(tunable.tensors)}
+        order = [indices[name] for name in state["order"] if name in indices]
+        if order and len(order) != len(indices):
+            self._warn("the checkpoint's buckets do not hold the model's tensors")
+            return None
+        if order and tunable.offer.in_ready_order:
+            tunable.cut_in(order, state["is_cut"])
+        asked, default = (Configuration.from_json(state[k]) for k in ("configuration", "default"))
+        # What the script, a tuning or a file sets now goes before.
+        is_free = not (tunable.is_recut_due or tunable.is_attached)
+        if not is_free or not default == tunable.default != asked:
+            return None
+        return Reconfiguration(tunable, asked, group, device).conclude()
+
+    def is_the_same(self, group: Group, device: torch.device) -> bool:
+        """Whether all ranks have loaded the same, which they are asked once: where the first bucket
+        of a step is full, on all of them, those that have loaded nothing say so, as others may wait
+        for them."""
+        if self._is_over:
+            return False
+        self._is_over = True
+        vote = digest_of(self._loaded) if self._loaded else NOTHING
+        votes = Vote(vote, group, device).values()
+        if any(votes) and len(set(votes)) > 1:
+            self._warn("not all ranks have loaded the same state of the algorithm")
+        return len(set(votes)) == 1
+
+    def _warn(self, why: str) -> None:
+        if self._tunable.communicator.rank == 0:
+            logger.warning("%s; the buckets are cut as for a new training", why)

@@ -13,7 +13,7 @@ from bagua_client.sharded.traffic import ShardCommunicator, group_of
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
-from bagua_client.tunable.looks import a_look
+from bagua_client.tunable.looks import a_look, why_not_timed
 from bagua_client.tunable.offer import Limit, Offer, only
 from bagua_wire.knobs import CHANNELS_VALUES, KNOBS
 
@@ -233,6 +233,4 @@ def refusal_of(units: Sequence[Unit]) -> str:
         return WHOLE
     if group_of(units) is None:
         return PART_OF_THE_JOB
-    if {unit.device.type for unit in units} - {"cpu", "cuda"}:
-        return f"steps on devices of type {units[0].device.type} cannot be timed here"
-    return ""
+    return why_not_timed(unit.device for unit in units)

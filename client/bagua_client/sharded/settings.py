@@ -266,9 +266,9 @@ class UnitSettings:
         for place, unit in enumerate(leading):
             if depth:
                 before = leading[max(place - depth, 0) : place]
-                unit.prefetch(leading[place + 1 : place + 1 + depth], before[::-1])
+                unit.prefetch((leading[place + 1 : place + 1 + depth], before[::-1]))
             else:
-                unit.prefetch_as_given()
+                unit.prefetch()
 
     def pass_begins(self, counts: bool) -> None:
         """A forward pass of the model begins: what is gathered of the one before is used again only

@@ -9,8 +9,8 @@ another algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -129,7 +129,6 @@ class ShardCommunicator(Communicator):
         return any(len(each[0]) > 1 for each in self._copies)
 
     def prepare(self, configuration: Configuration, exchanges: int = 1) -> None:
-        """See :meth:`Communicator.prepare`."""
         self.check(configuration)
         self._failure = None
         while len(self._inside) < self._node_groups_of(configuration):
@@ -260,7 +259,7 @@ class Traffic:
         self.algorithm, self.configuration = algorithm, configuration
         self._units = units
         self._communicator = communicator
-        self._gather_begins, self._scatter_begins = gather_begins, scatter_begins
+        self.gather_begins, self.scatter_begins = gather_begins, scatter_begins
         self._waiting = waiting
 
     def install(self) -> None:
@@ -268,10 +267,9 @@ class Traffic:
         communicate, only what is reduced is told of."""
         for place, unit in enumerate(self._units):
             if not unit.is_replaceable:
-                unit.tell(partial(self._scatter_begins, place, 0))
+                unit.tell(partial(self.scatter_begins, place, 0))
                 continue
-            unit.look_at_objects()
-            given = unit.given
+            given = unit.objects_given()
             copies = Copies(self, place, given.copies) if unit.sums_by_itself else given.copies
             gather, scatter = Gather(self, place, given.gather), Scatter(self, place, given.scatter)
             unit.communicate_by(gather, scatter, copies)
@@ -280,35 +278,22 @@ class Traffic:
         """Have what was there before communicate."""
         for unit in self._units:
             if unit.is_replaceable:
-                unit.look_at_objects()
-                given = unit.given
+                given = unit.objects_given()
                 unit.communicate_by(given.gather, given.scatter, given.copies)
             else:
                 unit.tell(None)
 
-    def gather(
-        self,
-        base: Any,
-        unit: int,
-        output: torch.Tensor,
-        part: torch.Tensor,
-        group: Any,
-        async_op: bool,
-    ) -> Any:
-        """Gather the ranks' parts, one after the other, into ``output``."""
-        on_end = self._gather_begins(unit, output.nbytes)
+    @contextmanager
+    def travels(self, begins: Begins, unit: int, size_bytes: int) -> Iterator[None]:
+        """Around what a unit communicates."""
+        on_end = begins(unit, size_bytes)
         with self._waiting():
-            route = self._route(unit, group, scatters=False)
-            work = None
-            if route is None:
-                work = base(output, part, group, async_op=async_op)
-            else:
-                self._gather(route, part.view(-1), output)
+            yield
         if on_end is not None:
             on_end()
-        return work
 
-    def _gather(self, route: Route, part: torch.Tensor, output: torch.Tensor) -> None:
+    def gather(self, route: Route, part: torch.Tensor, output: torch.Tensor) -> None:
+        """Gather the ranks' parts, one after the other, into ``output``."""
         across, inside = route.across, route.inside
         if inside is None:
             self.algorithm.gather(across, part, output.view(across.ranks, -1))
@@ -320,37 +305,10 @@ class Traffic:
         by_local_rank = by_local_rank.view(inside.ranks, across.ranks, -1)
         output.view(across.ranks, inside.ranks, -1).copy_(by_local_rank.transpose(0, 1))
 
-    def scatter(
-        self, base: Any, unit: int, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
-    ) -> Any:
-        """Reduce ``whole`` over the ranks; each keeps its own part in ``output``."""
-        on_end = self._scatter_begins(unit, whole.nbytes)
-        with self._waiting():
-            work = self._scatter(base, unit, output, whole, group, op)
-        if on_end is not None:
-            on_end()
-        return work
-
-    def _scatter(
-        self, base: Any, unit: int, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
-    ) -> Any:
-        precision = PRECISIONS.get(self.configuration.wire_precision)
-        is_narrow = precision is None or whole.element_size() <= precision.itemsize
-        narrow = output if is_narrow else torch.empty_like(output, dtype=precision)
-        if not is_narrow:
-            whole = whole.to(precision)
-        work, route = None, self._route(unit, group, scatters=True)
-        if route is None:
-            work = base(narrow, whole, group, op)
-        else:
-            self._reduce(route, unit, narrow.view(-1), whole, op)
-        if not is_narrow:
-            output.copy_(narrow)
-        return work
-
-    def _reduce(
+    def reduce(
         self, route: Route, unit: int, part: torch.Tensor, whole: torch.Tensor, op: Any
     ) -> None:
+        """Reduce ``whole`` over the ranks; each keeps its own ``part``."""
         across, inside = route.across, route.inside
         if inside is None:
             by_rank = whole.view(across.ranks, -1)
@@ -373,18 +331,20 @@ class Traffic:
                 return group.allreduce(tensors, options)
             link.all_reduce(tensor.view(-1), options.reduceOp)
             return None
-        on_end = self._scatter_begins(unit, tensor.nbytes)
-        precision = PRECISIONS.get(self.configuration.wire_precision, tensor.dtype)
-        sent = tensor.to(precision) if precision.itemsize < tensor.element_size() else tensor
-        with self._waiting():
+        with self.travels(self.scatter_begins, unit, tensor.nbytes):
+            sent = tensor.to(self.narrower(tensor) or tensor.dtype)
             (link or Link([group])).all_reduce(sent.view(-1), options.reduceOp)
-        if sent is not tensor:
-            tensor.copy_(sent)
-        if on_end is not None:
-            on_end()
+            if sent is not tensor:
+                tensor.copy_(sent)
         return None
 
-    def _route(self, unit: int, group: Any, scatters: bool) -> Route | None:
+    def narrower(self, tensor: torch.Tensor) -> torch.dtype | None:
+        """What gradients travel in, if that is narrower than they are."""
+        precision = PRECISIONS.get(self.configuration.wire_precision)
+        is_narrow = precision is None or tensor.element_size() <= precision.itemsize
+        return None if is_narrow else precision
+
+    def route(self, unit: int, group: Any, scatters: bool) -> Route | None:
         """None: torch's own objects do it."""
         configuration = self.configuration
         if self.algorithm.is_torchs and not uses_ours(configuration, scatters):
@@ -427,9 +387,13 @@ class Gather(_Carrier):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        return self._traffic.gather(
-            self._base, self._unit, output_tensor, input_tensor, group, async_op
-        )
+        traffic, unit = self._traffic, self._unit
+        with traffic.travels(traffic.gather_begins, unit, output_tensor.nbytes):
+            route = traffic.route(unit, group, scatters=False)
+            if route is None:
+                return self._base(output_tensor, input_tensor, group, async_op=async_op)
+            traffic.gather(route, input_tensor.view(-1), output_tensor)
+        return None
 
 
 class Scatter(_Carrier):
@@ -444,7 +408,20 @@ class Scatter(_Carrier):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        return self._traffic.scatter(self._base, self._unit, output_tensor, input_tensor, group, op)
+        traffic, unit, work = self._traffic, self._unit, None
+        with traffic.travels(traffic.scatter_begins, unit, input_tensor.nbytes):
+            narrow, precision = output_tensor, traffic.narrower(input_tensor)
+            if precision is not None:
+                narrow = torch.empty_like(output_tensor, dtype=precision)
+                input_tensor = input_tensor.to(precision)
+            route = traffic.route(unit, group, scatters=True)
+            if route is None:
+                work = self._base(narrow, input_tensor, group, op)
+            else:
+                traffic.reduce(route, unit, narrow.view(-1), input_tensor, op)
+            if precision is not None:
+                output_tensor.copy_(narrow)
+        return work
 
 
 class Copies:

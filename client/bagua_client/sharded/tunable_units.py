@@ -15,10 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.algorithms.base import Declared
@@ -36,14 +32,13 @@ from bagua_client.sharded.offer import (
 from bagua_client.sharded.settings import STEPS_IN_BACKWARD, MicroBatches, UnitSettings, parts_of
 from bagua_client.sharded.traffic import ShardCommunicator, Traffic, uses_ours
 from bagua_client.torch_private.merged_units import why_not
-from bagua_client.torch_private.optimizer import step_is_compiled
+from bagua_client.torch_private.optimizer import at_each_step, step_is_compiled
 from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.sharded import Unit, after_reductions
-from bagua_client.torch_private.wrapper import called_untraced, untraced
+from bagua_client.torch_private.wrapper import untraced
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.passes import Passes
-from bagua_client.tunable.switch import STEPS_SEEN, ChangedTogether
-from bagua_client.tunable.tunable import Timeline
+from bagua_client.tunable.tunable import STEPS_SEEN, Timeline, Tunable
 
 # What is seen of a sharded model's steps on one rank; all of it is called by way of the
 # observers.
@@ -116,7 +111,7 @@ class _Held:
     settings: UnitSettings
 
 
-class TunableUnits(ChangedTogether):
+class TunableUnits(Tunable):
     """The units of one model. All ranks must make theirs together; see :class:`Tunable`.
 
     Args:
@@ -131,7 +126,6 @@ class TunableUnits(ChangedTogether):
 
     cannot, failed = "cannot set its units", "setting the units failed"
     communicator: ShardCommunicator
-    stands_back = False
 
     def __init__(
         self,
@@ -145,7 +139,6 @@ class TunableUnits(ChangedTogether):
         super().__init__(communicator, model, units[0].device)
         self.observation = UnitObservation(self.observers)
         self.micro_batches = MicroBatches()
-        self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
         self._own = frozenset(map(id, self.parameters))
         self.tensors = specs_of(units)
@@ -187,8 +180,8 @@ class TunableUnits(ChangedTogether):
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_pre_hook(called_untraced(_weakly(self, "weights_will_change"))),
-            register_optimizer_step_post_hook(called_untraced(_weakly(self, "weights_change"))),
+            at_each_step(self.weights_will_change, is_before=True),
+            at_each_step(self.weights_change),
             *(
                 module.register_forward_hook(self._unit_ends)
                 for unit in units
@@ -214,11 +207,8 @@ class TunableUnits(ChangedTogether):
         return self._held.memory
 
     def forget(self) -> None:
-        """The model is gone, or not to be tuned after all. Whoever is told of that holds this a
-        while longer, and must not hold its parameters and gradients."""
+        """See :meth:`Tunable.forget`; nor are parameters and gradients held any longer."""
         super().forget()
-        for handle in self._handles:
-            handle.remove()
         if (held := self._held_by_model()) is not None:
             held.traffic.remove()
             for unit in held.units:
@@ -235,7 +225,6 @@ class TunableUnits(ChangedTogether):
 
     @property
     def offer(self) -> ShardedOffer:
-        """What may be changed, and why the rest may not."""
         return ShardedOffer(
             default=self.default,
             communicator=self.communicator,
@@ -251,16 +240,10 @@ class TunableUnits(ChangedTogether):
     def refusal(self) -> str:
         return refusal_of(self.units)
 
-    @property
-    def is_left(self) -> bool:
-        return self._model() is None
-
     def plan(self, configuration: Configuration) -> Layout:
-        """See :meth:`Tunable.plan`."""
         configuration = self.declared.named(self.recomputation.named(configuration))
         self._planned(configuration)
-        self.offer.check(configuration)
-        return plan(self.tensors, self.order, configuration)
+        return super().plan(configuration)
 
     def _planned(self, configuration: Configuration) -> Algorithm:
         """The algorithm that a configuration names: the one in force, or a new one.
@@ -298,16 +281,13 @@ class TunableUnits(ChangedTogether):
     # Measure
 
     def attach(self, in_detail: bool = True) -> None:
-        """See :meth:`Tunable.attach`."""
         self._is_attached = True
         self._follow()
 
     def record(self, timeline: Timeline | None) -> None:
-        """See :meth:`Tunable.record`."""
         self.observation.record(timeline)
 
     def detach(self) -> None:
-        """See :meth:`Tunable.detach`."""
         super().detach()
         self.record(None)
         self._is_attached = False
@@ -420,14 +400,3 @@ class TunableUnits(ChangedTogether):
         if not self._is_in_forward and not is_in_backward():
             # Of a block that the training calls by itself.
             self.observers.call(self._passes.forward_ends, output)
-
-
-def _weakly(tunable: TunableUnits, method: str) -> Callable[..., None]:
-    """For a hook of all optimizers, which outlives the model."""
-    reference = weakref.ref(tunable)
-
-    def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if (found := reference()) is not None:
-            getattr(found, method)(optimizer)
-
-    return steps

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from bagua_client.torch_private.wrapper import called_untraced
 
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def at_each_step(method: Callable[[Optimizer], object], is_before: bool = False) -> RemovableHandle:
+    """Call a method after each step of any optimizer, or before it, while its object is there."""
+    find = weakref.WeakMethod(method)
+
+    def steps(optimizer: Optimizer, *_: Any) -> None:
+        if (found := find()) is not None:
+            found(optimizer)
+
+    register = register_optimizer_step_pre_hook if is_before else register_optimizer_step_post_hook
+    return register(called_untraced(steps))
 
 
 def unhooked_step(optimizer: type[Optimizer]) -> Callable[..., Any]:

@@ -55,8 +55,8 @@ class Given:
     """
 
     mesh_kept: Any
-    forward: tuple[Any, ...]
-    backward: tuple[Any, ...]
+    forward: Sequence[Any]
+    backward: Sequence[Any]
     gather: Any
     scatter: Any
     copies: Any
@@ -92,23 +92,19 @@ class Unit:
         self.is_trained = any(parameter.requires_grad for parameter in self.parameters)
         self.given = Given(
             group.post_forward_mesh_info,
-            tuple(self.state._states_to_forward_prefetch),
-            tuple(self.state._states_to_backward_prefetch),
+            self.state._states_to_forward_prefetch,
+            self.state._states_to_backward_prefetch,
             getattr(group, "_all_gather_comm", None),
             getattr(group, "_reduce_scatter_comm", None),
             getattr(group.mesh_info, "replicate_process_group", None),
         )
-        self._put = self.given.gather, self.given.scatter
-        self._kept_as = self.given.mesh_kept
+        # By the names of what is given, what ours has put in its place.
+        self._put = dict(vars(self.given))
         self._is_hidden = False
         self._reduces: Callable[[], object] | None = None
         self._stays: Callable[[bool], bool] | None = None
         self._defers: Callable[[], str] | None = None
         self._unreduced: list[tuple[torch.Tensor, tuple[int, int]]] = []
-        self._lists = (
-            self.state._states_to_forward_prefetch,
-            self.state._states_to_backward_prefetch,
-        )
 
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
@@ -269,11 +265,11 @@ class Unit:
             defers: what the backward pass that comes to it now leaves to a later one: ``on``, all
                 of the reduction; ``copies``, the sum over the copies of the model; empty: nothing.
         """
-        if self.group.post_forward_mesh_info is not self._kept_as:  # by the training, since
-            self.given = replace(self.given, mesh_kept=self.group.post_forward_mesh_info)
+        self._note(mesh_kept=self.group.post_forward_mesh_info)
         own = self.given.mesh_kept
         spread = own if nodes is None or not self.may_be_spread else nodes
-        self._kept_as = self.group.post_forward_mesh_info = None if is_kept else spread
+        kept_as = None if is_kept else spread
+        self._put["mesh_kept"] = self.group.post_forward_mesh_info = kept_as
         for each in self.group.fsdp_params if own is not None else ():
             if each.post_forward_mesh_info != spread:
                 each.post_forward_mesh_info = spread
@@ -281,11 +277,16 @@ class Unit:
                 each._init_sharded_post_forward_param_metadata(whole)
         for name in ("unshard", "post_forward"):
             self.group.__dict__.pop(name, None)
-        self._stays = stays if self._kept_as is None else None
+        self._stays = stays if kept_as is None else None
         self._defers = defers
         self._replace_backward()
-        if self._kept_as is not own or self._stays is not None:
-            self._hide_what_is_kept(is_training, self._kept_as is not own)
+        if kept_as is not own or self._stays is not None:
+            self._hide_what_is_kept(is_training, kept_as is not own)
+
+    def _note(self, **now: Any) -> None:
+        """What is there now, and ours has not put there, the training has set since."""
+        since = {name: value for name, value in now.items() if value is not self._put[name]}
+        self.given = replace(self.given, **since)
 
     def _hide_what_is_kept(self, is_training: Callable[[], bool], after_forward: bool) -> None:
         """Let its modules have the parameters that the optimizer has wherever they would without
@@ -319,42 +320,30 @@ class Unit:
         if after_forward:
             group.post_forward = hidden
 
-    def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
-        """Gather these ahead."""
-        self._look_at_lists()
-        self._gather_ahead([unit.state for unit in forward], [unit.state for unit in backward])
-
-    def prefetch_as_given(self) -> None:
-        self._look_at_lists()
-        self._gather_ahead(list(self.given.forward), list(self.given.backward))
-
-    def _look_at_lists(self) -> None:
-        forward = self.state._states_to_forward_prefetch
-        backward = self.state._states_to_backward_prefetch
-        if forward is not self._lists[0]:  # by the training, since
-            self.given = replace(self.given, forward=tuple(forward))
-        if backward is not self._lists[1]:
-            self.given = replace(self.given, backward=tuple(backward))
-
-    def _gather_ahead(self, forward: list[Any], backward: list[Any]) -> None:
-        self._lists = forward, backward
-        self.state._states_to_forward_prefetch = forward
-        self.state._states_to_backward_prefetch = backward
+    def prefetch(self, ahead: tuple[Sequence[Unit], Sequence[Unit]] | None = None) -> None:
+        """Gather these ahead, in a forward and in a backward pass; None: what the training set."""
+        state = self.state
+        self._note(
+            forward=state._states_to_forward_prefetch, backward=state._states_to_backward_prefetch
+        )
+        if ahead is None:
+            forward, backward = list(self.given.forward), list(self.given.backward)
+        else:
+            forward, backward = ([unit.state for unit in units] for units in ahead)
+        self._put |= {"forward": forward, "backward": backward}
+        state._states_to_forward_prefetch, state._states_to_backward_prefetch = forward, backward
 
     def communicate_by(self, gather: Any, scatter: Any, copies: Any) -> None:
         """Have these objects communicate it; ``copies`` only where there are several."""
-        self._put = gather, scatter
-        self.group._all_gather_comm, self.group._reduce_scatter_comm = self._put
+        self._put |= {"gather": gather, "scatter": scatter}
+        self.group._all_gather_comm, self.group._reduce_scatter_comm = gather, scatter
         if self.given.copies is not None:
             self.group.mesh_info.replicate_process_group = copies
 
-    def look_at_objects(self) -> None:
-        """Note those that the training has set to communicate it since."""
-        gather, scatter = self.group._all_gather_comm, self.group._reduce_scatter_comm
-        if gather is not self._put[0]:
-            self.given = replace(self.given, gather=gather)
-        if scatter is not self._put[1]:
-            self.given = replace(self.given, scatter=scatter)
+    def objects_given(self) -> Given:
+        """What is given, with the objects that the training has set to communicate it since."""
+        self._note(gather=self.group._all_gather_comm, scatter=self.group._reduce_scatter_comm)
+        return self.given
 
     @property
     def sums_by_itself(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -85,6 +85,12 @@ def seen(look: Callable[[], T], otherwise: T) -> T:
     except Exception as error:
         logger.debug("a look at the model has failed", exc_info=error)
         return otherwise
+
+
+def why_not_timed(devices: Iterable[torch.device]) -> str:
+    """Why steps on these devices cannot be timed; empty: they can."""
+    unknown = sorted({device.type for device in devices} - {"cpu", "cuda"})
+    return f"steps on devices of type {', '.join(unknown)} cannot be timed here" if unknown else ""
 
 
 class Observers:

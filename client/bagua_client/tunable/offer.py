@@ -7,7 +7,6 @@ says, and what is refused where somebody asks for it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -45,7 +44,7 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer(ABC):
+class Offer:
     """Which settings of one training can be changed, and why the others cannot.
 
     Attributes:
@@ -63,9 +62,9 @@ class Offer(ABC):
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
     recomputed: Limit = field(default_factory=Limit)
 
-    @abstractmethod
     def limits(self) -> dict[str, Limit]:
         """The rows, by knob. A knob without one has no limit, and is tried from its default on."""
+        return {}
 
     @property
     def carried_by(self) -> Mapping[str, str]:

@@ -92,8 +92,9 @@ def _by_node(algorithm: str) -> list[Any]:
     own = torch.arange(4 * 300.0).view(4, 300) * (1 + rank) % 97
     gathered, part = torch.empty(4 * 300), torch.empty(300)
     with mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=64, ALIGNED_ELEMENTS=2):
-        traffic.gather(None, 0, gathered, own[0].clone(), group, False)
-        traffic.scatter(None, 0, part, own.clone().view(-1), group, dist.ReduceOp.AVG)
+        traffic.gather(traffic.route(0, group, False), own[0].clone(), gathered)
+        whole, average = own.clone().view(-1), dist.ReduceOp.AVG
+        traffic.reduce(traffic.route(0, group, True), 0, part, whole, average)
     return [own.numpy(), gathered.view(4, 300).numpy(), part.numpy()]
 
 

@@ -66,6 +66,8 @@ def passes(wrapper: Stock, step: int = 0) -> None:
     backward(wrapper(inputs()))
 
 
+FIND, STATIC, AS_VIEW = "find_unused_parameters", "static_graph", "gradient_as_bucket_view"
+"""Options of the wrapper that are on; see :func:`switched_on`."""
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch says of weights that had no gradient."""
 
@@ -98,7 +100,7 @@ def side_by_side(
         rounding: the coarsest dtype that gradients travel in.
     """
     pair = wrapped(model, wrap, **options)
-    optimizers = [(optimizer_of or _sgd)(wrapper) for wrapper in pair]
+    optimizers = [(optimizer_of or sgd)(wrapper) for wrapper in pair]
     with counted_reducers() as made:
         found = _compare(pair, optimizers, train, recuts, steps, set_to_none, error, rounding)
     if found is None and recuts and new_reducers and not error and made.call_count < 2:
@@ -164,12 +166,17 @@ def counted_reducers() -> AbstractContextManager[mock.Mock]:
     return mock.patch.object(torchs, "new_reducer", wraps=new_reducer)
 
 
+def switched_on(options: Sequence[str]) -> dict[str, Any]:
+    """For :func:`side_by_side`."""
+    return dict.fromkeys(options, True)
+
+
 def sizes_only(recuts: Recuts) -> Recuts:
     """For where a hook of the training's own decides how buckets travel: only their sizes."""
     return [Configuration(recut.bucket_bytes) for recut in recuts]
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.5)
 
 

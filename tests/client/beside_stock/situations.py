@@ -85,8 +85,7 @@ def lbfgs(run: Run) -> None:
 
 
 def gradient_penalty(run: Run) -> None:
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     for values in run.batches():
         values.requires_grad_()
         found = model(values)
@@ -95,8 +94,7 @@ def gradient_penalty(run: Run) -> None:
 
 
 def backward_that_can_be_differentiated(run: Run) -> None:
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     for values in run.batches():
         optimizer.zero_grad()
         loss = loss_of(model, values)
@@ -110,8 +108,7 @@ def backward_that_can_be_differentiated(run: Run) -> None:
 
 def cached_gradients(run: Run) -> None:
     """GradCache: a batch's loss by parts that would not fit together."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     for values in run.batches():
         optimizer.zero_grad()
         parts = values.chunk(2)
@@ -202,8 +199,7 @@ def other_defaults(run: Run) -> None:
 
 def autocast_and_scaler(run: Run) -> None:
     """Each fourth step has gradients that are no numbers, and is left out."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     for values in run.batches():
         optimizer.zero_grad()
@@ -218,8 +214,7 @@ def autocast_and_scaler(run: Run) -> None:
 
 def grad_mode_turned_round(run: Run) -> None:
     """Gradients are off but where the model trains, and inference mode is between."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     with torch.no_grad():
         for values in run.batches():
             with torch.enable_grad():
@@ -341,8 +336,7 @@ def other_thread(run: Run) -> None:
 
 def own_method(run: Run) -> None:
     """A training step that is no forward pass, and a loss that is made by the model."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     if run.is_sharded:
         register_fsdp_forward_method(model, "training_step")
         for values in run.batches():
@@ -424,8 +418,7 @@ def changed_flags(run: Run) -> None:
 
 def compiled_step(run: Run) -> None:
     """The training's whole step, and not the model."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
 
     @torch.compile(backend="eager")
     def step(values: torch.Tensor) -> torch.Tensor:
@@ -441,8 +434,7 @@ def compiled_step(run: Run) -> None:
 
 def own_collectives(run: Run) -> None:
     """Embeddings of all ranks in the loss; a metric that is under way during the backward pass."""
-    model = run.wrap(Net())
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(Net())
     for values in run.batches():
         found = model(values)
         others = torch.cat(all_gather(found))  # type: ignore[no-untyped-call]
@@ -478,9 +470,7 @@ def own_hooks(run: Run) -> None:
 
 def step_tried_again(run: Run) -> None:
     """A forward pass that breaks on all ranks; gradients that one of them makes no use of."""
-    module = Net()
-    model = run.wrap(module)
-    optimizer = run.sgd(model)
+    model, optimizer = run.descending(module := Net())
 
     def breaks(*_: Any) -> None:
         raise MemoryError

@@ -95,6 +95,11 @@ class Run:
     def sgd(self, model: nn.Module) -> torch.optim.SGD:
         return self.optimizer(torch.optim.SGD(model.parameters(), 0.05, momentum=0.5))
 
+    def descending(self, module: nn.Module, **options: Any) -> tuple[Any, torch.optim.SGD]:
+        """The model as it is trained, and its optimizer."""
+        model = self.wrap(module, **options)
+        return model, self.sgd(model)
+
     def batches(self) -> Iterator[torch.Tensor]:
         """One for each step. From the first on, only the training draws random numbers."""
         torch.manual_seed(100 + dist.get_rank())

@@ -62,24 +62,27 @@ def _pass(timer: StepTimer, clock: _MadeUpClock, seconds: Sequence[float]) -> No
         clock.now += communicating
 
 
+def _begun() -> tuple[_MadeUpClock, StepTimer]:
+    """The step before the first has ended."""
+    timer = StepTimer(clock := _MadeUpClock())
+    timer.tick(0)
+    return clock, timer
+
+
 def _step(timer: StepTimer, clock: _MadeUpClock, step: int, seconds: Sequence[float]) -> None:
     _pass(timer, clock, seconds)
     timer.tick(step)
 
 
 def test_computing_ends_with_the_last_gradient_and_waiting_is_none() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     _step(timer, clock, 1, (1.0, 4.0, 2.0, 8.0))
     _step(timer, clock, 2, (1.0, 0.0, 1.0, 0.0))
     assert timer.drain() == [StepTime(1, 15.0, 3.0), StepTime(2, 2.0, 2.0)]
 
 
 def test_a_step_without_a_mark_or_with_one_not_passed_has_no_computing_time() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     clock.now += 1.0
     timer.tick(1)
     _step(timer, clock, 2, (1.0, 1.0, 1.0, 1.0))
@@ -88,9 +91,7 @@ def test_a_step_without_a_mark_or_with_one_not_passed_has_no_computing_time() ->
 
 
 def test_what_follows_the_last_gradient_of_each_pass_of_a_step_is_no_computing() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     for _ in range(2):
         _pass(timer, clock, (1.0, 1.0, 1.0, 1.0))
         timer.tick_within()
@@ -124,9 +125,7 @@ def test_passes_without_a_backward_pass_do_not_fill_the_memory() -> None:
 
 
 def test_what_is_unmeasured_is_no_part_of_a_step_nor_is_the_time_since_the_optimizer() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     clock.now += 1.0
     timer.stepped()
     clock.now += 16.0  # workers of a data loader are started, say
@@ -142,9 +141,7 @@ def test_what_is_unmeasured_is_no_part_of_a_step_nor_is_the_time_since_the_optim
 
 
 def test_a_step_whose_unmeasured_time_is_not_known_yet_waits() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     with timer.unmeasured():
         clock.now += 3.0
     _step(timer, clock, 1, (1.0, 0.0, 1.0, 1.0))
@@ -156,9 +153,7 @@ def test_a_step_whose_unmeasured_time_is_not_known_yet_waits() -> None:
 
 def test_a_step_that_ends_in_what_is_unmeasured_is_measured() -> None:
     """Whoever trains in there has forgotten to leave it: its time is known all the same."""
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     with timer.unmeasured():
         _step(timer, clock, 1, (1.0, 0.0, 1.0, 1.0))
         clock.now += 1.0
@@ -167,9 +162,7 @@ def test_a_step_that_ends_in_what_is_unmeasured_is_measured() -> None:
 
 
 def test_what_is_unmeasured_fails_as_ever() -> None:
-    clock = _MadeUpClock()
-    timer = StepTimer(clock)
-    timer.tick(0)
+    clock, timer = _begun()
     with suppress(KeyError), timer.unmeasured():
         clock.now += 3.0
         raise KeyError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import weakref
 from typing import Any
 from unittest import mock
@@ -12,42 +11,35 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from bagua_client import DistributedDataParallel
 from bagua_client.agent import report
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.rank_measurement import StepBoundary
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.measuring.test_rank_measurement import until_tuned
 from tests.ranks import RankPool
 
 LAYERS, WIDTH = 5, 32
 
 
 def _tune(url: str, backward_passes: int) -> list[int]:
-    """Train until the tuning has ended; the steps in which this rank recorded.
+    """The steps in which this rank recorded, until the tuning had ended.
 
     They are as short as those of no training; so the hook may take as much of them as it wants.
     """
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    with mock.patch.object(report, "MOST_SHARE", math.inf):
-        return _train(backward_passes)
+    recorded: list[int] = []
 
-
-def _train(backward_passes: int) -> list[int]:
-    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    tunable, recorded = tunable_of(model), []
-    for step in range(3000):
+    def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        tunable = tunable_of(model)
         for _ in range(backward_passes):
             with mock.patch.object(tunable, "record", wraps=tunable.record) as record:
                 model(torch.ones(1, WIDTH)).sum().backward()
-            recorded += [step for call in record.mock_calls if call.args[0] is not None]
+            recorded.extend(number for call in record.mock_calls if call.args[0] is not None)
         optimizer.step()
-        if not model.is_tuning:
-            break
-    del os.environ["BAGUA_AUTOTUNE"]
-    assert not model.is_tuning
+
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    with mock.patch.object(report, "MOST_SHARE", math.inf):
+        until_tuned(url, step, torch.nn.Sequential(*layers))
     return recorded if dist.get_rank() else []
 
 
@@ -125,15 +117,12 @@ WORDS, LINES, TOLD = 50, 4, 3
 
 def _tune_sparse(url: str) -> Any:
     """The buckets that are planned for a model with sparse gradients, in bytes of its tensors."""
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
-        layers = torch.nn.EmbeddingBag(WORDS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, 1)
-        model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    for _ in range(3000):
-        model.zero_grad()
+
+    def step(model: Any, *_: Any) -> None:
         model(torch.arange(LINES * TOLD).reshape(LINES, TOLD)).sum().backward()
-        if not model.is_tuning:
-            break
-    assert not model.is_tuning
+
+    layers = torch.nn.EmbeddingBag(WORDS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, 1)
+    model = until_tuned(url, step, torch.nn.Sequential(*layers))
     return len(tunable_of(model).layout.partition)
 
 

@@ -1,5 +1,6 @@
 """What a rank tells of its steps: validations between them are in no time and in no profile, and
-what the training says of its batches reaches the service."""
+what the training says of its batches reaches the service.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -40,27 +42,41 @@ class _LateClock:
         return time.perf_counter() + self.passed_seconds
 
 
-def _tune(url: str, validate_every: int) -> None:
-    """Train until the tuning has ended, with validations of an hour in between."""
-    clock = _LateClock()
-    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
-    with (
-        mock.patch.dict(os.environ, variables),
-        mock.patch.object(CpuClock, "mark", clock.mark),
-        mock.patch.object(report, "MOST_SHARE", math.inf),  # The steps are far shorter than usual.
-    ):
-        model = DistributedDataParallel(torch.nn.Linear(32, 32))
+Step = Callable[[Any, torch.optim.Optimizer, int], object]
+"""Of a model and its optimizer; the number is the step's."""
+
+
+def until_tuned(
+    url: str, step: Step, module: torch.nn.Module | None = None, **options: Any
+) -> DistributedDataParallel:
+    """A model that was trained until its tuning had ended."""
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+        model = DistributedDataParallel(module or torch.nn.Linear(32, 32), **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        for step in range(3000):
-            model(torch.ones(1, 32)).sum().backward()
-            optimizer.step()
-            if step % validate_every == 0:
-                clock.passed_seconds += HOUR_SECONDS  # After the optimizer's step, it counts, too.
-                with model.unmeasured():
-                    clock.passed_seconds += HOUR_SECONDS
+        for number in range(3000):
+            step(model, optimizer, number)
+            optimizer.zero_grad()
             if not model.is_tuning:
                 break
     assert not model.is_tuning
+    return model
+
+
+def _tune(url: str, validate_every: int) -> None:
+    """With validations of an hour in between."""
+    clock = _LateClock()
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        model(torch.ones(1, 32)).sum().backward()
+        optimizer.step()
+        if number % validate_every == 0:
+            clock.passed_seconds += HOUR_SECONDS  # After the optimizer's step, it counts, too.
+            with model.unmeasured():
+                clock.passed_seconds += HOUR_SECONDS
+
+    quick = mock.patch.object(report, "MOST_SHARE", math.inf)  # The steps are shorter than usual.
+    with mock.patch.object(CpuClock, "mark", clock.mark), quick:
+        until_tuned(url, step)
 
 
 def _observed(pool: RankPool, validate_every: int) -> tuple[list[float], int]:
@@ -100,23 +116,17 @@ def _tune_micro_batches(url: str, slow_bytes: int, last_step: float = math.inf) 
         last_step: of the optimizer, which is there on.
     """
     clock = _LateClock()
-    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
-    with (
-        mock.patch.dict(os.environ, variables),
-        mock.patch.object(CpuClock, "mark", clock.mark),
-    ):
-        model = DistributedDataParallel(torch.nn.Linear(32, 32))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        for step in range(1000):
-            if not model.is_tuning:
-                break
-            for _ in range(MICRO_BATCHES):
-                is_slow = model.configuration.bucket_bytes == slow_bytes
-                clock.passed_seconds += HOUR_SECONDS if is_slow else 0.0
-                model(torch.ones(1, 32)).sum().backward()
-            if step < last_step:
-                optimizer.step()
-        assert not model.is_tuning
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        for _ in range(MICRO_BATCHES):
+            is_slow = model.configuration.bucket_bytes == slow_bytes
+            clock.passed_seconds += HOUR_SECONDS if is_slow else 0.0
+            model(torch.ones(1, 32)).sum().backward()
+        if number < last_step:
+            optimizer.step()
+
+    with mock.patch.object(CpuClock, "mark", clock.mark):
+        until_tuned(url, step)
 
 
 def test_a_tuning_goes_on_where_the_optimizer_is_not_used_any_more(two_ranks: RankPool) -> None:
@@ -189,22 +199,17 @@ def _told(rank: int, step: int) -> float:
 
 
 def _train(url: str, tells: Callable[[int, int], float | None], passes: int = 1) -> None:
-    """Train until the tuning has ended; each step of so many passes."""
-    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    for step in range(2000):
-        for number in range(passes):
-            if (told := tells(dist.get_rank(), step + 1)) is not None:
+    """Each step of so many passes."""
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        for place in range(passes):
+            if (told := tells(dist.get_rank(), number + 1)) is not None:
                 model.report_complexity(told)
-            with nullcontext() if number == passes - 1 else model.no_sync():
+            with nullcontext() if place == passes - 1 else model.no_sync():
                 model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        if not model.is_tuning:
-            break
-    del os.environ["BAGUA_AUTOTUNE"]
-    assert not model.is_tuning
-    assert not model.module._forward_pre_hooks
+
+    assert not until_tuned(url, step, torch.nn.Linear(8, 8)).module._forward_pre_hooks
 
 
 def _steps(ranks: RankPool, *arguments: Any) -> list[dict[str, Any]]:
@@ -279,3 +284,101 @@ def test_without_tuning_nothing_happens(two_ranks: RankPool) -> None:
 
 def _report_without_tuning() -> None:
     DistributedDataParallel(torch.nn.Linear(8, 8)).report_complexity(3)
+
+
+# Each rank's own computing time, told by real ranks: long on a slow rank, and on no other.
+
+
+SLOW_SECONDS = 0.02
+
+
+class _Model(torch.nn.Module):
+    """One of its ranks computes longer; a layer may be unused, and it may have buffers."""
+
+    def __init__(self, slow_rank: int, uses_all: bool = True, has_buffers: bool = False) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+        self.is_slow = dist.get_rank() == slow_rank
+        self._used = len(self.layers) if uses_all else len(self.layers) - 1
+        if has_buffers:
+            self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_slow:
+            time.sleep(SLOW_SECONDS)
+        for layer in self.layers[: self._used]:
+            x = layer(x)
+        return x.sum()
+
+
+def _train_slowly(
+    url: str,
+    slow_rank: int = -1,
+    slow_to_load: int = -1,
+    uses_all: bool = True,
+    passes: int = 1,
+    accumulates: bool = False,
+) -> None:
+    """Until the tuning has ended.
+
+    Args:
+        slow_rank: computes longer in each forward pass.
+        slow_to_load: waits for its data before; the model then has buffers to be broadcast.
+        passes: backward passes for each step of the optimizer.
+        accumulates: only the last of them communicates.
+    """
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, _: int) -> None:
+        if dist.get_rank() == slow_to_load:
+            time.sleep(SLOW_SECONDS)
+        for number in range(passes):
+            is_last = number == passes - 1
+            with model.no_sync() if accumulates and not is_last else nullcontext():
+                model(torch.ones(2, 16)).backward()
+        optimizer.step()
+
+    plain = _Model(slow_rank, uses_all, has_buffers=slow_to_load >= 0)
+    until_tuned(url, step, plain, find_unused_parameters=not uses_all)
+
+
+def _computed_steps(ranks: RankPool, **arguments: Any) -> list[dict[str, Any]]:
+    """The steps that the service was told of."""
+    with ScriptedService([[{"bucket_bytes": 2000}]], steps=STEPS) as service:
+        ranks.run(partial(_train_slowly, service.url, **arguments))
+        return [step for batch in service.bodies("observations") for step in batch["steps"]]
+
+
+def _medians(steps: list[dict[str, Any]], times: str) -> list[float]:
+    """Of the two ranks."""
+    first, second = zip(*(step[times] for step in steps), strict=True)
+    return [median(first), median(second)]
+
+
+@pytest.mark.parametrize("uses_all", [True, False])
+def test_the_rank_that_is_slow_computes_longer_while_all_steps_are_alike(
+    two_ranks: RankPool, uses_all: bool
+) -> None:
+    steps = _computed_steps(two_ranks, slow_rank=1, uses_all=uses_all)
+    fast, slow = _medians(steps, "compute_seconds")
+    assert slow >= SLOW_SECONDS
+    assert slow - fast > SLOW_SECONDS / 2
+    one, other = _medians(steps, "seconds")
+    assert abs(one - other) < SLOW_SECONDS / 2
+    for step in steps:
+        for compute, whole in zip(step["compute_seconds"], step["seconds"], strict=True):
+            assert 0 < compute <= whole
+
+
+def test_waiting_for_the_buffers_of_a_rank_that_is_slow_to_load_is_not_computing(
+    two_ranks: RankPool,
+) -> None:
+    slow, fast = _medians(_computed_steps(two_ranks, slow_to_load=0), "compute_seconds")
+    assert slow - fast > SLOW_SECONDS / 2
+
+
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_the_passes_of_a_step_compute_together(two_ranks: RankPool, accumulates: bool) -> None:
+    """Whether each of them communicates or the last one alone."""
+    steps = _computed_steps(two_ranks, slow_rank=1, passes=3, accumulates=accumulates)
+    fast, slow = _medians(steps, "compute_seconds")
+    assert slow - fast > 2 * SLOW_SECONDS

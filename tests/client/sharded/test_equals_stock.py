@@ -1,5 +1,6 @@
 """Losses and weights are those of an untouched model, bit for bit, whatever is changed between its
-steps, and however it is sharded and trained."""
+steps, and however it is sharded and trained.
+"""
 
 from __future__ import annotations
 
@@ -325,7 +326,7 @@ def _gathers(kind: Kind, change: dict[str, Any]) -> int:
     _, optimizer = train(model, kind, {1: change}, 3)
     gathered = tunable_of(model)._gather_begins
     counted = mock.Mock(side_effect=gathered)
-    with mock.patch.object(tunable_of(model)._held.traffic, "_gather_begins", counted):
+    with mock.patch.object(tunable_of(model)._held.traffic, "gather_begins", counted):
         train(model, kind, {}, 6, optimizer, 3)
     return counted.call_count
 
@@ -491,3 +492,59 @@ def _switched_amid() -> float:
 
 def test_a_switch_between_two_micro_batches_loses_no_gradient(two_ranks: RankPool) -> None:
     assert max(two_ranks.run(_switched_amid)) < 1e-6
+
+
+# What ``fully_shard`` has since torch 2.15: gradients that are held and reduced otherwise, process
+# groups, memory and endings of the training's own. Losses and weights stay those of an untouched
+# model.
+
+
+newer = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="torch before 2.15"
+)
+
+ROUGH = Kind(param_dtype=torch.bfloat16, reduce_dtype=None, clips=True)
+NEWER_KINDS = {
+    "gradients-as-weights": ROUGH,
+    "exact-gain": replace(ROUGH, has="exact gain"),
+    "any-gradient": Kind(has="any gradient"),
+    "own-scatter-group": Kind(has="own scatter group"),
+    "kept-storage": Kind(has="kept storage"),
+}
+BY_HAND = Kind(ends_itself=True)
+
+
+@newer
+@pytest.mark.parametrize(
+    "kind", [*NEWER_KINDS.values(), BY_HAND], ids=[*NEWER_KINDS, "ended-by-hand"]
+)
+def test_newer_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
+    assert two_ranks.run(differs, kind, SEQUENCE) == ["", ""]
+
+
+@newer
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NEWER_KINDS.values(), ids=list(NEWER_KINDS))
+def test_micro_batches(two_ranks: RankPool, kind: Kind) -> None:
+    own = replace(kind, micro_batches=TOLD.micro_batches, clips=True)
+    assert two_ranks.run(differs, replace(own, awaits=""), KEPT_ON, 12) == ["", ""]
+    by_hand = replace(own, awaits_from=3)
+    told = replace(own, awaits="", tells="ours")
+    assert two_ranks.run(differs, told, DEFERRED, 12, by_hand) == ["", ""]
+
+
+@newer
+@pytest.mark.slow
+@pytest.mark.parametrize("awaits", ["", "gradient sync"])
+def test_passes_ended_by_hand(four_ranks: RankPool, awaits: str) -> None:
+    kind = replace(BY_HAND, replicas=2, width=8, micro_batches=COUNTS, awaits=awaits, clips=True)
+    assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
+
+
+@newer
+def test_nothing_waits_for_the_last_where_passes_are_ended_by_hand(two_ranks: RankPool) -> None:
+    told = replace(BY_HAND, tells="torch's", micro_batches=(4,))
+    for values, why, cannot in two_ranks.run(what_is_offered, told, "deferred_reduction"):
+        assert values == ["off"]
+        assert "itself ends each backward pass (set_manual_backward_finalization)" in why
+        assert cannot

@@ -23,7 +23,8 @@ from tests.client.sharded.models import MERGES
 from tests.ranks import RankPool
 
 WIDTH = 8
-Step = Callable[[int], Any]
+Loop = Callable[[Any, torch.optim.Optimizer, int], list[Any]]
+"""Makes a step of a model with this number, by an optimizer of all its parameters."""
 ALL_KEPT = {"kept_units": 9}
 ALL_AS_ONE = {"bucket_bytes": 10_000}
 SOME_AS_ONE = {"bucket_bytes": 1200, "kept_units": 2}
@@ -96,157 +97,112 @@ def stepped(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) ->
     return [loss.item(), *(norm if norm is None else norm.item() for norm in norms)]
 
 
-def steps_in_backward(model: Any) -> Step:
-    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+def steps_in_backward(model: Any, _: torch.optim.Optimizer, number: int) -> list[Any]:
+    if not number:
+        optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
 
-    def update(parameter: torch.nn.Parameter) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
+        def update(parameter: torch.nn.Parameter) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
 
-    for each in optimizers:
-        each.register_post_accumulate_grad_hook(update)
-
-    def step(number: int) -> list[float]:
-        loss = loss_of(model, number)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return [loss.item()]
-
-    return step
+        for each in optimizers:
+            each.register_post_accumulate_grad_hook(update)
+    loss = loss_of(model, number)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [loss.item()]
 
 
-def trains_a_block_alone(model: Any, is_first: bool = False) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        alone = loss_of(model.blocks[2], number, rows=3) if is_first and number else None
-        loss = loss_of(model, number)
-        if is_first:
-            return stepped(model, optimizer, loss if alone is None else loss + alone)
-        found = stepped(model, optimizer, loss)
-        with torch.no_grad():
-            model.blocks[1](inputs(number))
-        return found + stepped(model, optimizer, loss_of(model.blocks[2], number, rows=3))
-
-    return step
+def trains_a_block_alone(
+    model: Any, optimizer: torch.optim.Optimizer, number: int, is_first: bool = False
+) -> list[Any]:
+    alone = loss_of(model.blocks[2], number, rows=3) if is_first and number else None
+    loss = loss_of(model, number)
+    if is_first:
+        return stepped(model, optimizer, loss if alone is None else loss + alone)
+    found = stepped(model, optimizer, loss)
+    with torch.no_grad():
+        model.blocks[1](inputs(number))
+    return found + stepped(model, optimizer, loss_of(model.blocks[2], number, rows=3))
 
 
-def validates_carelessly(model: Any) -> Step:
+def validates_carelessly(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
     """Without no_grad. Then weights are clamped, frozen and listed block by block."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        found = stepped(model, optimizer, loss_of(model, number))
-        loss = loss_of(model, 99)
-        weights = [each.full_tensor().norm().item() for each in model.blocks[3].parameters()]
-        model.blocks[number % 3].requires_grad_(number % 2 == 0)
-        with torch.no_grad():
-            for each in model.blocks[0].parameters():
-                each.clamp_(-0.1, 0.1)
-        return [*found, loss.item(), *weights]
-
-    return step
+    found = stepped(model, optimizer, loss_of(model, number))
+    loss = loss_of(model, 99)
+    weights = [each.full_tensor().norm().item() for each in model.blocks[3].parameters()]
+    model.blocks[number % 3].requires_grad_(number % 2 == 0)
+    with torch.no_grad():
+        for each in model.blocks[0].parameters():
+            each.clamp_(-0.1, 0.1)
+    return [*found, loss.item(), *weights]
 
 
-def freezes_before_backward(model: Any) -> Step:
+def freezes_before_backward(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
     """On one rank another optimizer steps meanwhile."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    weight = nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    others = torch.optim.SGD([weight], lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        loss = loss_of(model, number)
-        model.blocks[1].requires_grad_(number % 2 == 0)
-        if dist.get_rank() == 0:
-            others.step()
-        return stepped(model, optimizer, loss)
-
-    return step
+    loss = loss_of(model, number)
+    model.blocks[1].requires_grad_(number % 2 == 0)
+    if dist.get_rank() == 0:
+        weight = nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        torch.optim.SGD([weight], lr=0.1).step()
+    return stepped(model, optimizer, loss)
 
 
-def sets_weights(model: Any) -> Step:
+def sets_weights(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
     """By hand, after a forward pass that no backward pass follows; gradients accumulate."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        model.set_reshard_after_backward(False)
-        loss_of(model, number + 50).backward()  # type: ignore[no-untyped-call]
-        found = [loss_of(model, 99).item()]
-        with torch.no_grad():
-            for each in model.parameters():
-                each.mul_(1.01)
-        found += [loss_of(model.blocks[1], 98).item(), loss_of(model, 99).item()]
-        model.set_reshard_after_backward(True)
-        return found + stepped(model, optimizer, loss_of(model, number))
-
-    return step
+    model.set_reshard_after_backward(False)
+    loss_of(model, number + 50).backward()  # type: ignore[no-untyped-call]
+    found = [loss_of(model, 99).item()]
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.01)
+    found += [loss_of(model.blocks[1], 98).item(), loss_of(model, 99).item()]
+    model.set_reshard_after_backward(True)
+    return found + stepped(model, optimizer, loss_of(model, number))
 
 
-def checkpoints_pairs(model: Any) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        loss = model(inputs(number).requires_grad_()).square().mean()
-        return stepped(model, optimizer, loss)
-
-    return step
+def checkpoints_pairs(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
+    return stepped(model, optimizer, model(inputs(number).requires_grad_()).square().mean())
 
 
-def generates(model: Any) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    register_fsdp_forward_method(model, "generate")
-
-    @torch.no_grad()
-    def generated(number: int) -> list[float]:
-        found = model.generate(inputs(number)).sum().item()
+def generates(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
+    if not number:
+        register_fsdp_forward_method(model, "generate")
+    found = stepped(model, optimizer, loss_of(model, number))
+    with torch.no_grad():
+        found.append(model.generate(inputs(number)).sum().item())
         for block in model.blocks:
             for each in block.parameters():
                 each.mul_(0.99)
-        return [found, model.generate(inputs(number)).sum().item()]
-
-    def step(number: int) -> list[Any]:
-        return stepped(model, optimizer, loss_of(model, number)) + generated(number)
-
-    return step
+        found.append(model.generate(inputs(number)).sum().item())
+    return found
 
 
-def gathers_ahead(model: Any) -> Step:
+def gathers_ahead(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
     """Before the model's forward pass begins, in which a change takes hold."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        for block in model.blocks:
-            block.unshard(async_op=True)
-        return stepped(model, optimizer, loss_of(model, number))
-
-    return step
+    for block in model.blocks:
+        block.unshard(async_op=True)
+    return stepped(model, optimizer, loss_of(model, number))
 
 
-def drops_layers(model: Any) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number: int) -> list[Any]:
-        model.skipped = number % 3 if number > 4 else -1
-        return stepped(model, optimizer, loss_of(model, number))
-
-    return step
+def drops_layers(model: Any, optimizer: torch.optim.Optimizer, number: int) -> list[Any]:
+    model.skipped = number % 3 if number > 4 else -1
+    return stepped(model, optimizer, loss_of(model, number))
 
 
-def differs(
-    loop: Callable[[Any], Step], changes: dict[int, dict[str, Any]], **kind: Any
-) -> list[int]:
+def differs(loop: Loop, changes: dict[int, dict[str, Any]], **kind: Any) -> list[int]:
     """The steps that compute something else with ours, on this rank. Called on all ranks."""
     found: list[list[Any]] = []
     for is_ours in (False, True):
         model = bagua_client.tune(sharded(**kind)) if is_ours else sharded(**kind)
-        step = loop(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         found.append([])
         for number in range(9):
             if is_ours and number == 1:
                 tunable_of(model)  # It looks at the steps from here on.
             if is_ours and number in changes:
                 _change(model, **changes[number])
-            found[-1].append(step(number))
+            found[-1].append(loop(model, optimizer, number))
         state = model.state_dict()
         found[-1].append([state[name].full_tensor().tolist() for name in sorted(state)])
     return [number for number, pair in enumerate(zip(*found, strict=True)) if pair[0] != pair[1]]
@@ -271,9 +227,7 @@ def _change(model: Any, kept_units: int = 0, **others: Any) -> None:
         (checkpoints_pairs, {"is_checkpointed": True}),
     ],
 )
-def test_with_kept_units(
-    two_ranks: RankPool, loop: Callable[[Any], Step], kind: dict[str, Any]
-) -> None:
+def test_with_kept_units(two_ranks: RankPool, loop: Loop, kind: dict[str, Any]) -> None:
     changes = {3: ALL_KEPT, 6: {}, 7: ALL_KEPT}
     assert two_ranks.run(partial(differs, loop, changes, **kind)) == [[], []]
 
@@ -336,9 +290,8 @@ def _known_in_backward() -> tuple[bool, list[Any]]:
     """Whether all is known of a model whose optimizers step in the backward pass, after few steps;
     and what may be kept over its micro-batches."""
     model: Any = bagua_client.tune(sharded(is_nested=True))
-    step = steps_in_backward(model)
     for number in range(6):
-        step(number)
+        steps_in_backward(model, torch.optim.SGD(model.parameters()), number)
         tunable = tunable_of(model)
     offer = tunable.offer
     return tunable.order_is_agreed, [*offer.values().get("kept_over_micro_batches", ())]

@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import subprocess
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 import bagua_client
 from bagua_client import Configuration
+from bagua_client.integrations import sharded_model
 from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.integrations.tuned_model import become
+from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.merged_units import families, why_not
+from tests.client.listening import logged
 from tests.client.sharded import models
 from tests.client.sharded.models import MERGES, Kind, Net, sharded, state_of, train
 from tests.ranks import RankPool
+
+
+def tuned(steps: int = 3) -> tuple[Any, TunableUnits]:
+    """A model, at which ours looks from its second step on, after so many more."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable = tunable_of(model)
+    train(model, Kind(), {}, steps)
+    return model, tunable
+
+
+def changed(model: Any, **changes: Any) -> Configuration:
+    """What is in force in the step after a change."""
+    assert model.reconfigure(replace(tunable_of(model).default, **changes))
+    train(model, Kind(), {}, 1)
+    found: Configuration = model.configuration
+    return found
 
 
 def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -93,16 +119,13 @@ def _with_an_open_pass() -> list[Any]:
     """The gradients of a pass whose backward pass comes after a change; how that went."""
     found = []
     for changes in ((), ({"bucket_bytes": 5000}, {"kept_units": 4})):
-        model: Any = bagua_client.tune(sharded(Kind()))
-        train(model, Kind(), {}, 1)
-        tunable_of(model)
-        train(model, Kind(), {}, 3)
+        model, tunable = tuned()
         first, second = model(torch.ones(2, 9)), model(torch.full((2, 9), 2.0))
         first.sum().backward()
         for change in changes:
-            assert model.reconfigure(replace(tunable_of(model).default, **change))
+            assert model.reconfigure(replace(tunable.default, **change))
             third = model(torch.ones(2, 9))
-            found.append(len(tunable_of(model).layout.partition))
+            found.append(len(tunable.layout.partition))
         if not changes:
             third = model(torch.ones(2, 9))
         second.sum().backward()
@@ -150,24 +173,18 @@ def test_in_the_middle_of_a_step_of_several_copies_nothing_is_merged(four_ranks:
 
 def _merged_after(breaks: bool) -> int:
     """How many units communicate, where the first pass of a watched step may have broken."""
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    tunable = tunable_of(model)
-    train(model, Kind(), {}, 1)
+    model, tunable = tuned(1)
     broken = model.blocks[2].register_forward_pre_hook(lambda *_: 1 / 0 if breaks else None)
     with nullcontext() if not breaks else pytest.raises(ZeroDivisionError):
         model(torch.ones(2, 9))
     broken.remove()
     model.reset_iter_state()
     train(model, Kind(), {}, 2)
-    assert model.reconfigure(replace(tunable.default, bucket_bytes=5000))
-    train(model, Kind(), {}, 1)
+    changed(model, bucket_bytes=5000)
     return len(tunable.layout.partition)
 
 
-@pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 does not recover"
-)
+@MERGES
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_forward_pass_that_broke_says_nothing_of_the_order(
     two_ranks: RankPool, breaks: bool
@@ -197,13 +214,9 @@ def test_nothing_is_merged_where_that_compiles_the_optimizers_step_anew(
 
 def _set_apart() -> tuple[int, int]:
     """How many units communicate after a change, before and after one differs from the others."""
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    tunable, found = tunable_of(model), []
-    train(model, Kind(), {}, 3)
+    (model, tunable), found = tuned(), []
     for bucket_bytes in (5000, 360, 5000):
-        assert model.reconfigure(replace(tunable.default, bucket_bytes=bucket_bytes))
-        train(model, Kind(), {}, 1)
+        changed(model, bucket_bytes=bucket_bytes)
         found.append(len(tunable.layout.partition))
         if bucket_bytes == 360:
             model.blocks[1].set_reshard_after_backward(False, recurse=False)
@@ -273,16 +286,11 @@ def test_gradients_are_read_once_torch_has_summed_them_up(two_ranks: RankPool) -
 def _set_later() -> tuple[list[bool], list[int]]:
     """For each unit, after a change: whether it is kept, and how many it gathers ahead, where the
     training has set both after the change before."""
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    tunable = tunable_of(model)
-    train(model, Kind(), {}, 3)
-    assert model.reconfigure(replace(tunable.default, prefetch=1))
-    train(model, Kind(), {}, 1)
+    model, tunable = tuned()
+    changed(model, prefetch=1)
     model.set_reshard_after_forward(False)
     model.blocks[0].set_modules_to_forward_prefetch([model.blocks[1], model.blocks[2]])
-    assert model.reconfigure(replace(tunable.default, scatter_buffers=2))
-    train(model, Kind(), {}, 1)
+    changed(model, scatter_buffers=2)
     kept = [unit.group.post_forward_mesh_info is None for unit in tunable.units]
     return kept, [len(unit.state._states_to_forward_prefetch) for unit in tunable.units]
 
@@ -317,14 +325,11 @@ def _goes_on() -> tuple[int, int]:
     with mock.patch.object(tunable.listener, "reduced") as reduced:
         train(model, Kind(), {}, 5)
     del loss
-    assert model.reconfigure(replace(tunable.default, bucket_bytes=5000))
-    train(model, Kind(), {}, 1)
+    changed(model, bucket_bytes=5000)
     return reduced.call_count, len(tunable.layout.partition)
 
 
-@pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 does not recover"
-)
+@MERGES
 def test_after_a_backward_pass_that_broke_steps_are_seen_again(two_ranks: RankPool) -> None:
     assert two_ranks.run(_goes_on) == [(5, 2)] * 2
 
@@ -373,14 +378,10 @@ def test_ranks_that_have_other_units_than_the_others_are_not_tuned(four_ranks: R
 
 def _carriers() -> list[str]:
     """What reduces a unit's gradients, with nobody watching: by default and in fewer bits."""
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    default, found = tunable_of(model).default, []
-    train(model, Kind(), {}, 5)
+    (model, tunable), found = tuned(5), []
     for changes in ({}, {"wire_precision": "bf16"}, {"algorithm": "quantized"}, {}):
-        assert model.reconfigure(replace(default, **changes))
-        train(model, Kind(), {}, 1)
-        comm = tunable_of(model).units[0].group._reduce_scatter_comm
+        changed(model, **changes)
+        comm = tunable.units[0].group._reduce_scatter_comm
         found.append(type(comm).__module__.partition(".")[0])
     return found
 
@@ -395,11 +396,8 @@ def test_what_changes_the_numbers_is_in_force_where_nobody_watches(two_ranks: Ra
 
 def _is_gone() -> bool:
     """Whether a model that nobody holds any more is gone."""
-    kind = Kind()
-    model: Any = bagua_client.tune(sharded(kind))
-    train(model, kind, {}, 1)
-    assert model.reconfigure(replace(tunable_of(model).default, kept_units=2, channels=2))
-    train(model, kind, {}, 1)
+    model, _ = tuned(0)
+    changed(model, kept_units=2, channels=2)
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -408,3 +406,96 @@ def _is_gone() -> bool:
 
 def test_a_model_that_is_gone_leaves_its_memory(two_ranks: RankPool) -> None:
     assert two_ranks.run(_is_gone) == [True, True]
+
+
+# BAGUA_CONFIGURATION: a sharded model trains with what a file says, or as torch has it.
+
+
+ASKED = {"bucket_bytes": 5000, "kept_units": 4, "channels": 2}
+
+
+def _train(path: str) -> tuple[list[tuple[int, int, int]], bool, list[str]]:
+    """What is in force after each step, whether it equals an untouched model, and what is said."""
+    kind, seen = Kind(), []
+    untouched: Any = sharded(kind)
+    expected, optimizer = train(untouched, kind, {}, 1)
+    ours: Any = bagua_client.tune(sharded(kind))
+    with logged() as lines:
+        with mock.patch.dict(os.environ, {"BAGUA_CONFIGURATION": path}):
+            found, other = train(ours, kind, {}, 1)
+        for _ in range(6):
+            expected += train(untouched, kind, {}, 1, optimizer)[0]
+            found += train(ours, kind, {}, 1, other)[0]
+            now = ours.configuration
+            seen.append((now.kept_units, now.channels, now.bucket_bytes))
+    one, two = state_of(untouched), state_of(ours)
+    are_equal = found == expected and all(one[name].equal(two[name]) for name in one)
+    return seen, are_equal, [line for line in lines if line.startswith("BAGUA_CONFIGURATION")]
+
+
+@MERGES
+def test_it_is_in_force_from_the_second_step_and_merges_once_the_order_is_known(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps({"configuration": ASKED}))
+    (seen, are_equal, lines), other = two_ranks.run(_train, str(path))
+    assert are_equal
+    assert other == (seen, are_equal, [])
+    assert seen[0] == (4, 2, 360)
+    assert seen[-1] == (4, 2, 5000)
+    assert lines == ["BAGUA_CONFIGURATION: bucket 4.88 KiB, 2 channels, 4 units kept (tuned.json)"]
+
+
+def test_what_the_model_cannot_have_is_said_and_not_used(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps({"configuration": {"bucket_bytes": 360, "kept_units": 9}}))
+    (seen, are_equal, lines), _ = two_ranks.run(_train, str(path))
+    assert are_equal
+    assert seen[-1] == (0, 1, 360)
+    assert "9 units cannot be kept, as only 4 are gathered twice" in lines[0]
+
+
+# The launcher follows ``fully_shard`` where a tuning is asked for, and nowhere else.
+
+
+PROGRAM = """
+import torch.distributed.fsdp as fsdp
+torchs = [fsdp.fully_shard]  # What a module holds by a name is replaced, too.
+from bagua_client.integrations.replacement import follow_fully_shard
+follow_fully_shard()
+follow_fully_shard()
+ours = fsdp.fully_shard
+print(ours in torchs, getattr(ours, "__wrapped__", None) in torchs, ours.__name__)
+assert callable(ours.state)  # As torch's has it.
+"""
+
+
+@pytest.mark.parametrize(
+    ("autotune", "said"), [("0", "True False fully_shard"), ("1", "False True fully_shard")]
+)
+def test_it_is_followed_where_a_tuning_is_asked_for(autotune: str, said: str) -> None:
+    environment = {**os.environ, "BAGUA_AUTOTUNE": autotune}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == said, done.stderr
+
+
+class _Particular(nn.Module):
+    """As transformers' models do it: reads the annotations of what is derived from it."""
+
+    derived: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls) -> None:
+        get_type_hints(cls)
+        _Particular.derived.append(cls)
+
+
+def test_what_a_models_class_does_where_another_is_derived_from_it_is_left_to_the_user() -> None:
+    model = _Particular()
+    assert become(model, sharded_model.ShardedModel) == ""
+    assert isinstance(model, sharded_model.ShardedModel)
+    assert _Particular.derived == []
+    get_type_hints(type(model))

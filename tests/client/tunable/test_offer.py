@@ -77,11 +77,6 @@ def test_what_changes_the_numbers_is_tried_only_where_it_is_allowed() -> None:
     assert found["algorithm"] == ["gradient_allreduce", "bytegrad"]
 
 
-def test_a_knob_of_other_models_is_refused() -> None:
-    with pytest.raises(ValueError, match="replicated models do not have the knob kept_units"):
-        _offer().check(Configuration(kept_units=1))
-
-
 def test_of_what_nothing_is_sent_by_a_single_rank_tries_nothing() -> None:
     offer = Made(
         default=Configuration(),

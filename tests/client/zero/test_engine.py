@@ -17,7 +17,6 @@ import bagua_client
 from bagua_client.configuration import Configuration
 from bagua_client.integrations.zero_engine import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
-from bagua_client.tunable.memory import Lack
 from bagua_client.zero import PREFETCH, BucketsMemory, Sizes, held_bytes, refusal_of
 from tests.client.tunable.test_measured_memory import GIB, Device
 from tests.client.zero.models import (
@@ -326,20 +325,3 @@ def test_a_larger_bucket_is_tried_only_where_it_fits() -> None:
     for memory in (roomy, tight):
         assert memory.misfit(layout(GIB)) is None
         assert memory.misfit(layout(GIB // 4)) is None
-
-
-@pytest.mark.parametrize(
-    ("bucket_bytes", "taken", "retries", "lack"),
-    [
-        (2 * GIB, 19 * GIB, 0, Lack.OVER),
-        (2 * GIB, 12 * GIB, 1, Lack.RETRIED),
-        (2 * GIB, 12 * GIB, 0, Lack.NONE),
-        (GIB // 2, 19 * GIB, 1, Lack.NONE),
-    ],
-)
-def test_what_turns_out_not_to_fit(bucket_bytes: int, taken: int, retries: int, lack: Lack) -> None:
-    device = Device()
-    memory = memory_on(device)
-    memory.begin(layout(bucket_bytes))
-    device.taken_bytes, device.retries = taken, retries
-    assert memory.read().lack == lack

@@ -21,7 +21,7 @@ from bagua_client import Configuration
 from bagua_client.communication import communicator, link
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded.settings import UnitSettings
-from bagua_client.sharded.traffic import Traffic
+from bagua_client.sharded.traffic import Scatter
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
 from tests.e2e.programs.training import Lines
 
@@ -160,17 +160,17 @@ def _make_there(trouble: Trouble, where: str, model: Any) -> None:
         tunable = model._tunable
         return tunable is not None and part in (tunable._held.settings, tunable._held.traffic)
 
-    put, scatter, new_group = UnitSettings.put, Traffic.scatter, dist.new_group
+    put, scatter, new_group = UnitSettings.put, Scatter.__call__, dist.new_group
 
     def our_put(self: UnitSettings, layout: Any, *args: Any) -> None:
         if is_ours(self):
             go_wrong(layout.configuration)
         put(self, layout, *args)
 
-    def our_scatter(self: Traffic, *args: Any) -> Any:
-        if is_ours(self):
-            go_wrong(self.configuration)
-        return scatter(self, *args)
+    def our_scatter(self: Scatter, *args: Any, **kwargs: Any) -> Any:
+        if is_ours(self._traffic):
+            go_wrong(self._traffic.configuration)
+        return scatter(self, *args, **kwargs)
 
     def our_group(*args: Any, **kwargs: Any) -> Any:
         # The tuning's own group is made before the first step.
@@ -180,7 +180,7 @@ def _make_there(trouble: Trouble, where: str, model: Any) -> None:
 
     patches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "put": (UnitSettings, "put", our_put),
-        "scatter": (Traffic, "scatter", our_scatter),
+        "scatter": (Scatter, "__call__", our_scatter),
         "groups": (dist, "new_group", our_group),
     }
     owner, name, ours = patches[where]

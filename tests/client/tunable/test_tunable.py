@@ -18,6 +18,7 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.communication import communicator
 from bagua_client.integrations.distributed_data_parallel import tunable_of
+from bagua_client.measuring.clock import clock_for
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.tunable.tunable import Timeline
 from tests.client.comparison import difference, pair
@@ -82,9 +83,7 @@ def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str]
     ("configurations", "who"),
     [
         ([Configuration(1), Configuration(1), Configuration(500), Configuration(1)], "rank 2"),
-        ([*[Configuration(1, "shards")] * 3, Configuration(1)], "rank 3"),
         ([Configuration(size) for size in (1, 200, 400, 800)], "ranks 1, 2, 3"),
-        ([Configuration(1, channels=2), *[Configuration(1)] * 3], "rank 0"),
     ],
 )
 def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
@@ -293,3 +292,76 @@ def test_the_threads_end_with_the_wrapper_or_with_the_need_for_them(
 ) -> None:
     results = four_ranks.run(_relays_of, configuration, then)
     assert results == [(relays, [])] * 4
+
+
+# A step's record, made by real ranks.
+
+
+def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
+    """What is wrong with the record of a step of several buckets."""
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", dist.get_rank())
+        torch.cuda.set_device(device)
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers).to(device), process_group=dist.new_group(backend=backend)
+    )
+    assert model.reconfigure(configuration)
+    tunable = tunable_of(model)
+    tunable.attach()
+    inputs = torch.ones(1, 64, device=device)
+    clock = clock_for(device)
+    for _ in range(4):  # the order of gradients is recorded, and buckets cut by it
+        model(inputs).sum().backward()
+    timeline = Timeline(clock.mark)
+    began = clock.mark()
+    tunable.record(timeline)
+    model(inputs).sum().backward()
+    tunable.record(None)
+    finished = clock.mark()
+    model(inputs).sum().backward()  # not recorded
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    partition = tunable.layout.partition
+    assert len(partition) > 2
+    if sorted(timeline.ready) != list(range(12)) or len(timeline.started) != len(partition):
+        return [f"incomplete: {timeline.ready}, {timeline.started}"]
+    if sorted(timeline.ended) != list(range(len(partition))):
+        return [f"ends: {timeline.ended}"]
+    wrong = []
+    for place, bucket in enumerate(partition):
+        marks = [timeline.ready[index] for index in bucket]
+        last_ready = max(clock.seconds(began, mark) for mark in marks)
+        started, ended, step = (
+            clock.seconds(began, mark)
+            for mark in (timeline.started[place], timeline.ended[place], finished)
+        )
+        if not 0 < last_ready <= started <= ended <= step:
+            wrong.append(f"bucket {place}: {last_ready}, {started}, {ended} until {step}")
+    return wrong
+
+
+CONFIGURATIONS = [
+    Configuration(bucket_bytes=20_000, hierarchical=hierarchical, channels=channels)
+    for hierarchical, channels in [("off", 1), ("off", 2), ("leaders", 1), ("shards", 2)]
+]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_tensors_are_ready_before_their_bucket_starts_and_it_ends_within_the_step(
+    four_ranks: RankPool, configuration: Configuration
+) -> None:
+    assert four_ranks.run(_recorded_step, "gloo", configuration) == [[]] * 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_on_cuda_marks_are_the_devices(configuration: Configuration) -> None:
+    """On one node of one rank, or on two of two where there are as many devices."""
+    pool = RankPool((2, 2) if torch.cuda.device_count() >= 4 else (1,))
+    try:
+        found = pool.run(_recorded_step, "nccl", configuration)
+    finally:
+        pool.close()
+    assert found == [[]] * pool.world_size
