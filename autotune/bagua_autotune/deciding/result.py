@@ -276,8 +276,7 @@ def spent_steps(
 
     Args:
         trials: of all rounds.
-        observed: by trial index the steps observed under it.
-        switch_seconds: by trial index how long the ranks took to cut their buckets.
+        observed, switch_seconds: see ``bill``.
     """
     rounds = (Round.of(job, trials, number) for number in range(1, job.round + 1))
     return sum(bill(each, observed, switch_seconds).cost_steps for each in rounds)

@@ -41,7 +41,7 @@ class Objective(Protocol):
     """
 
     closes_itself: bool
-    """Whether observations close a trial (see trial_end), or the protocol does."""
+    """Whether observations close a trial (see ``visits.measured``), or the protocol does."""
 
     def cost(self, values: Sequence[float | None], apart: bool = False) -> float:
         """The cost of one step; ``values`` has one per rank, at least one not None.

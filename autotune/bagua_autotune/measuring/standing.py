@@ -3,7 +3,8 @@
 Decisions look at trials one by one: the first of the default, the one of the lowest cost. The
 luckiest of many measurements is too good to be true, so of what is shown the trials of one
 configuration are pooled: its standing, and the best. Only trials of one round are compared: between
-two rounds the machine changed.
+two rounds the machine changed. A round that is called ``shown`` is the one that is spoken of; see
+Round.shown.
 """
 
 from __future__ import annotations
@@ -86,64 +87,49 @@ def _cost(found: Standing) -> float:
     return found.estimate.center
 
 
-def best_configuration(round_: Round) -> Configuration | None:
-    """Return what was kept, or else the best so far; None before something is measured.
-
-    Args:
-        round_: the round that is shown.
-    """
-    job = round_.job
+def best_configuration(shown: Round) -> Configuration | None:
+    """Return what was kept, or else the best so far; None before something is measured."""
+    job = shown.job
     if job.result and is_settled(job):
         return job.result.configuration
-    if job.phase == "confirming" and (candidate := being_confirmed(round_)):
+    if job.phase == "confirming" and (candidate := being_confirmed(shown)):
         return candidate
-    found = best(round_)
+    found = best(shown)
     return found.configuration if found else None
 
 
-def best_trial(round_: Round) -> Trial | None:
-    """The first measured one of the best configuration.
-
-    Args:
-        round_: the round that is shown.
-    """
-    wanted = best_configuration(round_)
-    return next((t for t in round_.trials if t.estimate and t.configuration == wanted), None)
+def best_trial(shown: Round) -> Trial | None:
+    """The first measured one of the best configuration."""
+    wanted = best_configuration(shown)
+    return next((t for t in shown.trials if t.estimate and t.configuration == wanted), None)
 
 
-def speedup(round_: Round) -> Interval | None:
+def speedup(shown: Round) -> Interval | None:
     """The speed-up of the result once there is one, else of the best so far over the default beside
     it.
 
     The latter is not confirmed: that of many configurations which seems the best is partly the
     luckiest. None, too, where it is noise.
-
-    Args:
-        round_: the round that is shown.
     """
-    found = _speedup(round_)
-    return found and round_.believable(found)
+    found = _speedup(shown)
+    return found and shown.believable(found)
 
 
-def is_noise(round_: Round) -> bool:
-    """Whether the best so far seems faster than is possible.
-
-    Args:
-        round_: the round that is shown.
-    """
-    found = _speedup(round_)
-    return found is not None and round_.believable(found) is None
+def is_noise(shown: Round) -> bool:
+    """Whether the best so far seems faster than is possible."""
+    found = _speedup(shown)
+    return found is not None and shown.believable(found) is None
 
 
-def _speedup(round_: Round) -> Interval | None:
-    job = round_.job
+def _speedup(shown: Round) -> Interval | None:
+    job = shown.job
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    wanted = best_configuration(round_)
+    wanted = best_configuration(shown)
     if wanted == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    found = compare(round_, wanted) if wanted is not None else None
-    return found.speedup(round_.objective) if found else None
+    found = compare(shown, wanted) if wanted is not None else None
+    return found.speedup(shown.objective) if found else None
 
 
 def being_confirmed(round_: Round) -> Configuration | None:
