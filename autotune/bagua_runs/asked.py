@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-from bagua_runs.domains import values_of
 from bagua_runs.places import (
     Argument,
     ConfigFile,
@@ -18,10 +16,18 @@ from bagua_runs.places import (
     Format,
     Place,
     Switch,
+    plain,
+    whole_number,
 )
-from bagua_runs.presets import ASSUMED, PRESETS, TAKES_MEMORY, Entry, Kind, Preset
-from bagua_runs.setting import SWITCH_VALUES, Condition, Setting, level_of
+from bagua_runs.presets import PRESETS, SEARCHED, Kind
+from bagua_runs.space import SWITCH_VALUES, Condition, Setting, level_of
 from bagua_wire.words import NOT_SET
+
+MOST_VALUES = 15
+"""Of a range: with the user's own value they are 16, the most that a setting may have."""
+SPREAD_VALUES = 9
+"""Of a range of whole numbers that has too many to try each."""
+_RANGE = re.compile(r"(\d[^,]*?)\.\.([^,:]+)(:[^,]*)?")
 
 
 @dataclass(frozen=True)
@@ -72,14 +78,12 @@ def asked_settings(
 
     asked = Asked()
     for preset in options.presets:
-        found = settings_of(preset, command, environment, options.allowed, read_file)
-        asked.settings |= {setting.name: setting for setting in found.settings}
-        asked.left_out += found.left_out
+        _add_preset(asked, preset, command, environment, options.allowed, read_file)
 
     def add(place: Place, values: tuple[str, ...]) -> None:
         own = place.own(command, environment)
-        takes_memory = place.name in TAKES_MEMORY
-        new = Setting(place, values, own, ASSUMED.get(place.name), takes_memory)
+        entry = SEARCHED.get(place.name)
+        new = Setting(place, values, own, *((entry.assumed, entry.takes_memory) if entry else ()))
         known = asked.settings.get(place.name, new)
         asked.settings[place.name] = replace(known, place=place, values=values)
 
@@ -185,29 +189,77 @@ def _key(text: str, format: Format) -> tuple[str, tuple[str, ...], tuple[str, ..
     raise ValueError(f"{option}: {text!r} is not FILE:KEY.KEY=V1,V2,...{hint}")
 
 
+def values_of(text: str) -> tuple[str, ...]:
+    """Return the values of a list ``a,b,c`` or of a range ``LOW..HIGH`` or ``LOW..HIGH:log``.
+
+    Of ``LOW..HIGH`` these are all whole numbers, or nine at equal distances if they are more than
+    15. Of ``LOW..HIGH:log`` they are LOW, twice LOW, four times LOW and so on, and HIGH; with
+    steps of four, eight and so on if they were more than 15 else.
+
+    Raises:
+        ValueError: there is no value, or a range is not one.
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is not None:
+        low, high = whole_number(match[1].strip()), whole_number(match[2].strip())
+        if low is None or high is None or match[3] not in (None, ":log"):
+            raise ValueError(f"{text!r} is no range: write LOW..HIGH or LOW..HIGH:log")
+        return tuple(map(str, _range(text, low, high, is_logarithmic=match[3] is not None)))
+    values = [value.strip() for value in text.split(",") if value.strip()]
+    if not values:
+        raise ValueError(f"{text!r} has no value")
+    if any(map(_RANGE.fullmatch, values)):
+        raise ValueError(f"{text!r} has a range in a list; a range stands alone")
+    return tuple(dict.fromkeys(map(plain, values)))
+
+
+def _range(text: str, low: int, high: int, is_logarithmic: bool) -> list[int]:
+    if low >= high:
+        raise ValueError(f"{text!r} is no range: {low} is not below {high}")
+    if is_logarithmic:
+        if low == 0:
+            raise ValueError(f"{text!r} is no range: a logarithmic one begins above 0")
+        return _doubled(low, high)
+    if high - low < MOST_VALUES:
+        return list(range(low, high + 1))
+    parts = SPREAD_VALUES - 1
+    return [low + (high - low) * part // parts for part in range(parts + 1)]
+
+
+def _doubled(low: int, high: int) -> list[int]:
+    factor = 2
+    while True:
+        found = [low]
+        # A value close below HIGH would tell little that HIGH does not tell.
+        while found[-1] * factor * 3 <= high * 2:
+            found.append(found[-1] * factor)
+        if len(found) < MOST_VALUES:
+            return [*found, high]
+        factor *= 2
+
+
 # The settings of a preset, for a job.
 
 NUMBERS, MEMORY = "numbers", "memory"
 ALLOWANCES = (NUMBERS, MEMORY)
 
 ReadFile = Callable[[str, Format], ConfigFile]
+PLACES: Mapping[str, Callable[[str], Place]] = {
+    "variable": EnvironmentVariable,
+    "argument": Argument,
+    "switch": Switch,
+}
 
 
-class Found(NamedTuple):
-    """The settings of a preset, and a phrase on each that is left out, whole or in part."""
-
-    settings: list[Setting]
-    left_out: list[str]
-
-
-def settings_of(
+def _add_preset(
+    asked: Asked,
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
     allowed: Collection[str],
     read_file: ReadFile,
-) -> Found:
-    """The settings of the preset ``name``.
+) -> None:
+    """The settings of the preset ``name``. Its file is looked for when one of them is in it.
 
     Args:
         environment: the user's.
@@ -218,10 +270,15 @@ def settings_of(
         ValueError: the job is none for this preset, or its file is not found.
     """
     preset = PRESETS[name]
-    found = Found([], [])
-    places = _Places(name, preset, command, read_file)
+
+    def place_of(kind: Kind, key: str) -> Place:
+        if kind in ("JSON", "YAML"):
+            path = _file_of(name, preset.file_options, command)
+            return FileKey(read_file(path, kind), tuple(key.split(".")))
+        return PLACES[kind](key)
+
     for need in preset.needs:
-        place = places.of(need.kind, need.name)
+        place = place_of(need.kind, need.name)
         own = place.own(command, environment) or NOT_SET
         if own not in need.values:
             raise ValueError(
@@ -229,59 +286,35 @@ def settings_of(
                 f"here it is {own}"
             )
     for entry in preset.entries:
-        place = places.of(entry.kind, entry.name)
+        place = place_of(entry.kind, entry.name)
         if entry.changes_numbers and NUMBERS not in allowed:
-            found.left_out.append(f"{place.name}: changes the numbers (--allow {NUMBERS})")
+            asked.left_out.append(f"{place.name}: changes the numbers (--allow {NUMBERS})")
             continue
-        setting = _setting(entry, place, places, place.own(command, environment))
+        condition = entry.only_with
+        if condition is not None:
+            condition = replace(condition, name=place_of(entry.kind, condition.name).name)
+        setting = Setting(place, entry.values, place.own(command, environment), entry.assumed,
+                          entry.takes_memory, condition)  # fmt: skip
         if entry.takes_memory and MEMORY not in allowed:
             setting, others = _within_memory(setting)
             if others:
                 what = f"{setting.name}={','.join(others)}"
-                found.left_out.append(f"{what}: may take more memory (--allow {MEMORY})")
-        found.settings.append(setting)
-    return found
+                asked.left_out.append(f"{what}: may take more memory (--allow {MEMORY})")
+        asked.settings[setting.name] = setting
 
 
-class _Places:
-    """The places of a preset's entries. The file is looked for when one of them is in it."""
-
-    def __init__(
-        self, name: str, preset: Preset, command: Sequence[str], read_file: ReadFile
-    ) -> None:
-        self._name = name
-        self._preset = preset
-        self._command = command
-        self._read_file = read_file
-
-    def of(self, kind: Kind, name: str) -> Place:
-        if kind == "variable":
-            return EnvironmentVariable(name)
-        if kind == "argument":
-            return Argument(name)
-        if kind == "switch":
-            return Switch(name)
-        return FileKey(self._read_file(self._file(), kind), tuple(name.split(".")))
-
-    def _file(self) -> str:
-        for option in self._preset.file_options:
-            # DeepSpeed's launcher also has --deepspeed without a file.
-            with suppress(ValueError):
-                path = Argument(option).own(self._command, {})
-                if path is not None:
-                    return path
-        options = " FILE, ".join(self._preset.file_options)
-        raise ValueError(
-            f"--preset {self._name} needs the program's file: give it to the command as "
-            f"{options} FILE"
-        )
-
-
-def _setting(entry: Entry, place: Place, places: _Places, own: str | None) -> Setting:
-    condition = entry.only_with
-    if condition is not None:
-        condition = replace(condition, name=places.of(entry.kind, condition.name).name)
-    return Setting(place, entry.values, own, entry.assumed, entry.takes_memory, condition)
+def _file_of(preset: str, file_options: Sequence[str], command: Sequence[str]) -> str:
+    """The path of the program's file that the command names."""
+    for option in file_options:
+        # DeepSpeed's launcher also has --deepspeed without a file.
+        with suppress(ValueError):
+            path = Argument(option).own(command, {})
+            if path is not None:
+                return path
+    options = " FILE, ".join(file_options)
+    raise ValueError(
+        f"--preset {preset} needs the program's file: give it to the command as {options} FILE"
+    )
 
 
 def _within_memory(setting: Setting) -> tuple[Setting, list[str]]:

@@ -110,10 +110,8 @@ class Figures:
         most_speedup_of: what fewer bytes on the wire could bring at most, by the key of WAYS: if
             communication took as much less time as it sends fewer bytes, and all of that came off
             what is exposed. Empty: that is not known.
-        likely_speedup: of the best setting, from what the cost model expects to one standard
-            deviation more; None: it cannot tell.
-        shown_speedup: the smallest that a tuning would mostly show, by what steps vary.
-        step_spread: by what steps vary, as a share of one.
+        likely_speedup, shown_speedup, step_spread: see Prospect; the first is at most
+            ``most_speedup``.
         hindrances: what keeps communication from running beside computing, as far as it was seen.
         recomputed: of the rank that wrote last; None: nobody told.
         kind: of the model: ``replicated``, ``sharded``, ``zero`` or ``single``.

@@ -31,7 +31,7 @@ _PREFIX = re.compile(r"^\[[^\]]*rank ?\d+\]: ?", re.IGNORECASE)
 _SAID = re.compile(
     r"OutOfMemoryError:|CUDA out of memory|(?:CUDA|Cuda) (?:error|failure).*out of memory"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^\S*MemoryError\b"
-    r"|std::bad_alloc|Cannot allocate memory",
+    r"|std::bad_alloc|Cannot allocate memory"
 )
 # Of the run itself, and what torchrun says of a rank.
 _KILLED = re.compile(r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|exit code:? -9\b")

@@ -12,14 +12,40 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import yaml
 
-from bagua_runs.domains import whole_number
-
 ON, OFF = "on", "off"
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+LARGEST = 2**53
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)(KiB|MiB|GiB)?")
+
+
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text means, such as 4096, 4KiB or 5e8; None: it means none.
+
+    >>> whole_number("1.5MiB"), whole_number("0.5")
+    (1572864, None)
+    """
+    match = _NUMBER.fullmatch(text) if text.isascii() else None
+    if match is None:
+        return None
+    try:
+        found = Decimal(match[1]) * UNITS[match[2] or ""]
+    except InvalidOperation:
+        return None
+    return int(found) if found <= LARGEST and found == int(found) else None
+
+
+def plain(text: str) -> str:
+    """Return a value as a job gets it: numbers such as 4KiB or 5e8 as their digits, all else as it
+    is. Programs seldom take those forms."""
+    number = whole_number(text)
+    is_plain = number is None or re.fullmatch(r"[\d.]+", text)
+    return text if is_plain else str(number)
 
 
 @dataclass(frozen=True)

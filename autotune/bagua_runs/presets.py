@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bagua_runs.places import EnvironmentVariable
-from bagua_runs.setting import SWITCH_VALUES, Condition, Setting
+from bagua_runs.space import CHANNELS, SOCKETS, SWITCH_VALUES, THREADS, Condition, Setting
 from bagua_wire.words import NOT_SET
 
 ZERO_DOCS = "https://www.deepspeed.ai/docs/config-json/"
@@ -97,9 +97,11 @@ def _zero(
 
 
 def _variable(
-    name: str, values: str, assumed: str | None = None, only_with: Condition | None = None
-) -> Entry:
-    return Entry(name, _values(values), NCCL_DOCS, "variable", assumed, only_with=only_with)
+    name: str, values: str, assumed: str | None = None, only_with: Condition | None = None,
+    takes_memory: bool = False,
+) -> Entry:  # fmt: skip
+    return Entry(name, _values(values), NCCL_DOCS, "variable", assumed, takes_memory,
+                 only_with=only_with)  # fmt: skip
 
 
 def _deepspeed(stage: str, *entries: Entry) -> Preset:
@@ -161,6 +163,9 @@ MEGATRON_ENTRIES = (
       for name in ("--ddp-average-in-collective", "--grad-reduce-in-bf16")),
 )  # fmt: skip
 
+BUFFERS = _variable("NCCL_BUFFSIZE", "1048576 2097152 4194304 8388608 16777216", "4194304",
+                    takes_memory=True)  # fmt: skip
+
 FSDP_ENTRIES = (
     Entry("fsdp_config.fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP"),
           ACCELERATE_FSDP, "YAML", "FULL_SHARD", takes_memory=True),
@@ -198,8 +203,7 @@ PRESETS = {
             _variable("NCCL_MIN_CTAS", "2 4 8 16 32"),
             _variable("NCCL_MAX_CTAS", "4 8 16 32"),
             _variable("NCCL_CROSS_NIC", "0 1 2", "2"),
-            Entry("NCCL_BUFFSIZE", _values("1048576 2097152 4194304 8388608 16777216"), NCCL_DOCS,
-                  "variable", "4194304", takes_memory=True),
+            BUFFERS,
             Entry("CUDA_DEVICE_MAX_CONNECTIONS", _values("1 8 32"), CUDA_DOCS, "variable"),
         )
     ),
@@ -208,33 +212,19 @@ PRESETS = {
 
 # The environment variables that are searched where no preset is named.
 
-MIB = 2**20
-CHANNELS = "BAGUA_DEFAULT_CHANNELS"
-THREADS = "NCCL_SOCKET_NTHREADS"
-SOCKETS = "NCCL_NSOCKS_PERTHREAD"
-MIN_CHANNELS = "NCCL_MIN_NCHANNELS"
-BUFFER_BYTES = "NCCL_BUFFSIZE"
 INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 BACKENDS = tuple(INTERFACES)
-
-CONNECTED = (THREADS, SOCKETS, CHANNELS)
-"""Variables that each multiply the connections between two ranks."""
-NCCL_VALUES = {
-    THREADS: ("1", "2", "4", "8"),
-    SOCKETS: ("1", "2", "4", "8"),
-    MIN_CHANNELS: ("2", "4", "8", "16"),
-    BUFFER_BYTES: tuple(str(n * MIB) for n in (1, 2, 4, 8, 16)),
+SEARCHED = {
+    entry.name: entry
+    for entry in (
+        _variable(THREADS, "1 2 4 8", "1"),
+        _variable(SOCKETS, "1 2 4 8", "1"),
+        _variable("NCCL_MIN_NCHANNELS", "2 4 8 16", "1", takes_memory=True),
+        BUFFERS,
+        Entry(CHANNELS, _values("1 2 4 8 16"), "docs/settings.md", "variable", "1"),
+    )
 }
-CHANNELS_VALUES = ("1", "2", "4", "8", "16")
-# The value in force on most machines if a variable is not set.
-ASSUMED = {
-    THREADS: "1",
-    SOCKETS: "1",
-    MIN_CHANNELS: "1",
-    BUFFER_BYTES: str(4 * MIB),
-    CHANNELS: "1",
-}
-TAKES_MEMORY = (MIN_CHANNELS, BUFFER_BYTES)
+"""The last is our client's, all others are NCCL's."""
 
 
 def find_variables(
@@ -253,20 +243,19 @@ def find_variables(
         interfaces: network interfaces that the user named.
         only: names that the user named; our client's channels may be one, whatever the job uses.
     """
-    values: dict[str, Sequence[str]] = {}
-    if backend == "nccl":
-        values |= NCCL_VALUES
-    if has_channels or CHANNELS in only:
-        values[CHANNELS] = CHANNELS_VALUES
-    if len(interfaces) > 1:
-        values[INTERFACES[backend]] = [*interfaces, ",".join(interfaces)]
-    return [
+    has_channels = has_channels or CHANNELS in only
+    found = [
         Setting(
-            EnvironmentVariable(name),
-            tuple(dict.fromkeys(tried)),
-            environment.get(name) or None,
-            ASSUMED.get(name),
-            takes_memory=name in TAKES_MEMORY,
+            EnvironmentVariable(entry.name),
+            entry.values,
+            environment.get(entry.name) or None,
+            entry.assumed,
+            entry.takes_memory,
         )
-        for name, tried in values.items()
+        for entry in SEARCHED.values()
+        if (has_channels if entry.name == CHANNELS else backend == "nccl")
     ]
+    if len(interfaces) > 1:
+        name, values = INTERFACES[backend], dict.fromkeys([*interfaces, ",".join(interfaces)])
+        found.append(Setting(EnvironmentVariable(name), (*values,), environment.get(name) or None))
+    return found

@@ -28,8 +28,7 @@ from bagua_runs.outcomes import (
     lead,
 )
 from bagua_runs.record import Record
-from bagua_runs.setting import Setting
-from bagua_runs.space import SearchSpace
+from bagua_runs.space import SearchSpace, Setting
 from bagua_wire.configuration import Configuration, Value
 
 if TYPE_CHECKING:

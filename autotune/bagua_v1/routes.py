@@ -8,7 +8,11 @@ not named here are ignored, as Bagua's own service ignores them.
 
 from __future__ import annotations
 
+import csv
 import json
+import logging
+import os
+import threading
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,14 +21,56 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.api.bodies import BOUNDS, LARGEST_BODY_BYTES, MARKS_OF_ALL, Bounds, parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, JobName
+from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, Job, JobName, Trial
 from bagua_autotune.model.received import Label
 from bagua_autotune.settings import Settings
+from bagua_autotune.store.engine.location import FILE_MODE
+from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_v1.csv_log import CsvLog
+from bagua_v1.directory import NotRegistered
 from bagua_v1.hyperparameters import tensor, to_configuration
-from bagua_v1.storage import NotRegistered
 from bagua_v1.tuning import BaguaTuning, RankOutsideWorld
+
+logger = logging.getLogger(__name__)
+
+
+class CsvLog(TunerListener):
+    """Appends to ``bagua_autotune_<job id>.csv`` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    def on_measured(self, job: Job, trial: Trial) -> None:
+        if trial.estimate is None:
+            return
+        path = self._folder / f"bagua_autotune_{job.id}.csv"
+        row = {
+            "trial": trial.index,
+            "purpose": trial.purpose,
+            **trial.configuration,
+            "steps": trial.estimate.count,
+            "outliers": trial.estimate.outliers,
+            "cost": trial.estimate.center,
+            "seconds": OBJECTIVES[job.protocol].seconds(trial.estimate.center),
+        }
+        try:
+            with self._lock, open(path, "a", newline="", opener=_private) as file:
+                writer = csv.DictWriter(file, fieldnames=row, lineterminator="\n")
+                if file.tell() == 0:
+                    logger.info("job %s: its trials are written to %s", job.id, path)
+                    writer.writeheader()
+                writer.writerow(row)
+        except OSError as error:  # a log that cannot be written must not stop the tuning
+            lost = "job %s: trial %d is not in the CSV log: %s"
+            logger.warning(lost, job.id, trial.index, error)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open it; if it is new, for this user alone."""
+    return os.open(path, flags, FILE_MODE)
+
 
 # An observation has a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]

@@ -17,9 +17,8 @@ from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits, Observation
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1 import hyperparameters
-from bagua_v1.directory import Directory
+from bagua_v1.directory import Changed, Directory, Known, Storage
 from bagua_v1.family import Family, Grant, Model, Window
-from bagua_v1.storage import Changed, Known, Storage
 from bagua_wire.configuration import Configuration, Value
 from bagua_wire.cutting import Tensor
 

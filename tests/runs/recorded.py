@@ -1,4 +1,4 @@
-"""Searches without processes whose runs are kept in a store."""
+"""Jobs that are formulas, without any process, and searches of them that are kept in a store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,54 @@ from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
 from bagua_runs.job import Interrupted
 from bagua_runs.outcomes import BASELINE, Outcome, Run
-from bagua_runs.presets import THREADS, find_variables
+from bagua_runs.presets import BUFFERS, find_variables
 from bagua_runs.record import About, Record
 from bagua_runs.search import SystemSearch, Verdict
-from bagua_runs.setting import Setting
-from bagua_runs.space import SearchSpace
+from bagua_runs.space import CHANNELS, SOCKETS, THREADS, SearchSpace, Setting
 from tests.autotune.support import Clock
-from tests.runs.planted import speed
+
+NOISE = 0.05
+MIB = 2**20
+BEST_SPEED = 100.0
+
+
+def speed(environment: Mapping[str, str]) -> float:
+    """Of a job on a link that 8 connections fill: one takes twice as long as its best.
+
+    More connections than that, more channels than it takes, and small buffers cost a little.
+    """
+
+    def exponent(name: str, otherwise: int) -> float:
+        return math.log2(int(environment.get(name, otherwise)))
+
+    connections = exponent(THREADS, 1) + exponent(SOCKETS, 1) + exponent(CHANNELS, 1)
+    lacking, spare = max(3 - connections, 0.0), max(connections - 3, 0.0)
+    seconds = (
+        1.0
+        + 0.11 * lacking**2
+        + 0.015 * spare**2
+        + 0.01 * max(22 - exponent(BUFFERS.name, 4 * MIB), 0.0) ** 2
+        + 0.02 * max(2 - exponent("NCCL_MIN_NCHANNELS", 1), 0.0)
+    )
+    return BEST_SPEED / seconds
+
+
+class PlantedJob:
+    """Crashes with the largest buffers, and hangs with the most threads and sockets."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.environments: list[Mapping[str, str]] = []
+
+    def __call__(self, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        self.environments.append(environment)
+        if environment.get(BUFFERS.name) == str(16 * MIB):
+            return Outcome(failure="ended with exit code 1", seconds=5.0)
+        if environment.get(THREADS) == "8" and environment.get(SOCKETS) == "8":
+            return Outcome(failure="no result", seconds=timeout_seconds)
+        score = speed(environment) * math.exp(self._random.gauss(0.0, NOISE))
+        return Outcome(score, -math.log(score), seconds=20.0)
+
 
 FACTS = {"backend": "nccl", "has_client": True, "ranks": 2, "device": "cuda"}
 

@@ -11,7 +11,7 @@ import yaml
 
 from bagua_runs.asked import Asked, Options, asked_settings, searched
 from bagua_runs.presets import PRESETS
-from bagua_runs.setting import Condition
+from bagua_runs.space import Condition
 
 pytestmark = pytest.mark.slow
 

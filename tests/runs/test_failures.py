@@ -16,8 +16,7 @@ from bagua_runs.job import LAST_LINES, lack_of_memory
 from bagua_runs.outcomes import Outcome, Run
 from bagua_runs.places import EnvironmentVariable
 from bagua_runs.search import Failures, SystemSearch
-from bagua_runs.setting import Setting
-from bagua_runs.space import SearchSpace
+from bagua_runs.space import SearchSpace, Setting
 from bagua_wire.configuration import Configuration
 
 pytestmark = pytest.mark.slow

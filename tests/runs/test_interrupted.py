@@ -67,8 +67,7 @@ class Searches:
         most = len(self.noted("starts")) + starts
         process = self.start()
         wait_until(
-            lambda: len(self.noted("starts")) >= most or process.poll() is not None,
-            "a further run",
+            lambda: len(self.noted("starts")) >= most or process.poll() is not None, "a further run"
         )
         time.sleep(pause)
         process.send_signal(number)

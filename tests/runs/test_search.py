@@ -14,20 +14,12 @@ from bagua_autotune.model.statistics import Interval
 from bagua_runs.asked import searched
 from bagua_runs.outcomes import Outcome, Run, lead
 from bagua_runs.places import EnvironmentVariable
-from bagua_runs.presets import (
-    BUFFER_BYTES,
-    CHANNELS,
-    MIB,
-    SOCKETS,
-    THREADS,
-    find_variables,
-)
+from bagua_runs.presets import BUFFERS, find_variables
 from bagua_runs.report import summary
 from bagua_runs.search import SystemSearch, left_out
-from bagua_runs.setting import Setting
-from bagua_runs.space import MOST_CONNECTIONS, SearchSpace
+from bagua_runs.space import CHANNELS, MOST_CONNECTIONS, SOCKETS, THREADS, SearchSpace, Setting
 from bagua_wire.configuration import Configuration
-from tests.runs.planted import BEST_SPEED, PlantedJob, speed
+from tests.runs.recorded import BEST_SPEED, MIB, PlantedJob, speed
 
 pytestmark = pytest.mark.slow
 
@@ -176,14 +168,14 @@ def test_a_search_that_leaves_out_combinations_says_why() -> None:
 
 
 def test_what_is_set_already_is_left_as_it_is() -> None:
-    own = {THREADS: "4", BUFFER_BYTES: "auto"}
+    own = {THREADS: "4", BUFFERS.name: "auto"}
     known = {setting.name: setting for setting in find_variables("nccl", False, own)}
-    space = SearchSpace(searched(known, [THREADS, BUFFER_BYTES]))
+    space = SearchSpace(searched(known, [THREADS, BUFFERS.name]))
     assert space.changes(space.own) == {}
     given = [space.changes(candidate) for candidate in space.candidates]
     assert {e.get(THREADS) for e in given} == {None, "1", "2", "8"}
     # A word among numbers: its place among them is not known.
-    assert {e.get(BUFFER_BYTES) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
+    assert {e.get(BUFFERS.name) for e in given} == {None, *(str(n * MIB) for n in (1, 2, 4, 8, 16))}
 
 
 def lead_of(*costs: float, noise: float = 0.001) -> Interval:

@@ -117,9 +117,7 @@ def test_a_search_takes_no_reports_and_tunes_no_other(store: Store, served: str)
     assert len(store.lives.of("training")) == 1
 
 
-def test_a_search_is_lost_once_it_is_silent_but_not_if_it_said_so_or_is_over(
-    store: Store,
-) -> None:
+def test_a_search_is_lost_once_it_is_silent_but_not_if_it_said_so_or_is_over(store: Store) -> None:
     paused = searched(store, "ended")
     silent = Searching(store, has_seconds=True, fingerprint="silent")
     with pytest.raises(Interrupted):

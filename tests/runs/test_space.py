@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_runs.domains import (
+from bagua_runs.asked import MOST_VALUES, values_of
+from bagua_runs.places import (
     LARGEST,
-    MOST_VALUES,
+    Argument,
+    EnvironmentVariable,
+    Place,
+    Switch,
     plain,
-    values_of,
     whole_number,
 )
-from bagua_runs.places import Argument, EnvironmentVariable, Place, Switch
-from bagua_runs.setting import SWITCH_VALUES, Condition, Setting
-from bagua_runs.space import MOST_CANDIDATES, SearchSpace
+from bagua_runs.space import MOST_CANDIDATES, SWITCH_VALUES, Condition, SearchSpace, Setting
 from bagua_wire.configuration import Configuration, Value
 
 pytestmark = pytest.mark.slow

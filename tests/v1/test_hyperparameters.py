@@ -41,11 +41,7 @@ def wire_names(wire: dict[str, Any]) -> list[list[str]]:
     return [[member["name"] for member in bucket] for bucket in wire["buckets"]]
 
 
-@given(
-    tensors=tensor_lists,
-    order=st.lists(names, unique=True),
-    bucket_bytes=st.integers(1, 2**31),
-)
+@given(tensors=tensor_lists, order=st.lists(names, unique=True), bucket_bytes=st.integers(1, 2**31))
 def test_every_tensor_is_in_exactly_one_bucket_by_the_rule(tensors, order, bucket_bytes):
     ordered = in_execution_order(tensors, order)
     buckets = to_wire(ordered, baseline(bucket_bytes))["buckets"]

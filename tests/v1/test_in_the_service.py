@@ -1,12 +1,18 @@
 """How the protocol hangs in the service: found by an entry point, bounded like the service's own
-routes, and left out without harm."""
+routes, and left out without harm; the log that a variable asks for; and replicas, of which a pair
+of requests is two statements, and which lose nothing of each other.
+"""
 
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import logging
+import random
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,9 @@ from bagua_autotune.api.bodies import BOUNDS
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1 import routes
+from bagua_v1.routes import CsvLog
 from tests.autotune.api.driving import assert_problem
 from tests.autotune.api.test_bounds import (
     BAD,
@@ -32,7 +40,8 @@ from tests.autotune.api.test_bounds import (
 )
 from tests.autotune.api.test_teams import operator, teams_app, vision
 from tests.autotune.api.test_v2 import PROFILE
-from tests.autotune.support import registration
+from tests.autotune.support import Ranks, counting, drive, make_spec, registration, stored_jobs
+from tests.v1.worker import TENSORS
 
 __all__ = ["operator", "teams_app", "vision"]
 
@@ -184,3 +193,108 @@ def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: Flas
 def test_a_body_must_be_declared_as_json(client: FlaskClient, content_type: str | None) -> None:
     response = client.post("/api/v1/register_tensors", data="{}", content_type=content_type)
     assert_problem(response, 415, "application/json")
+
+
+def finish(tuner: Tuner) -> int:
+    tuner.register("job", make_spec(limits={"max_samples": 6}))
+    drive(tuner, "job", Ranks(noise=0.001))
+    return len(tuner.store.trials.of("job"))
+
+
+def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        trials = finish(Tuner(Store("sqlite://"), "random", [CsvLog(tmp_path)]))
+    path = tmp_path / "bagua_autotune_job.csv"
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["trial"]) for line in lines] == list(range(trials))
+    assert lines[0]["bucket_bytes"] == str(25 << 20)
+    assert float(lines[0]["seconds"]) > 0
+    assert caplog.text.count(str(path)) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_tuning(tmp_path: Path) -> None:
+    assert finish(Tuner(Store("sqlite://"), "random", [CsvLog(tmp_path / "missing")])) > 3
+
+
+pytestmark = pytest.mark.slow
+
+RANKS = 4
+WIRE_TENSORS = [{"name": t.name, "num_elements": t.elements, "dtype": t.dtype} for t in TENSORS]
+
+
+class Rank:
+    """A worker that sends each request to another replica."""
+
+    def __init__(self, replicas: list[FlaskClient], rank: int) -> None:
+        self.replicas, self.rank, self.chance = replicas, rank, random.Random(rank)
+        self.running: dict[str, Any] = {}
+        self.speed = 10.0 + rank
+
+    def post(self, what: str, **body: Any) -> Any:
+        client = self.chance.choice(self.replicas)
+        answer = client.post(f"/api/v1/{what}", json={"model_name": "net", **body})
+        assert answer.status_code == 200, answer.text
+        return answer.get_json()
+
+    def register(self) -> None:
+        self.post("register_tensors", tensor_list=WIRE_TENSORS)
+
+    def report(self, iteration: int) -> None:
+        told = {"train_iter": iteration, "hyperparameters": self.running, "speed": self.speed}
+        self.post("report_metrics", rank=self.rank, **told)
+
+    def ask(self, iteration: int) -> dict[str, Any]:
+        answer = self.post("ask_hyperparameters", rank=self.rank, train_iter=iteration)
+        self.running = answer["recommended_hyperparameters"]
+        return self.running
+
+
+def clients(url: str, count: int, **settings: Any) -> Iterator[list[FlaskClient]]:
+    stores = [Store(url) for _ in range(count)]
+    chosen = Settings.load({}, database=url, world_size=RANKS, **settings)
+    yield [create_app(chosen, store).test_client() for store in stores]
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def replicas(empty_url: str) -> Iterator[list[FlaskClient]]:
+    yield from clients(empty_url, 2, warmup_seconds=0.0, trial_seconds=0.001)
+
+
+def test_ranks_that_speak_to_two_replicas_at_once_are_told_the_same(
+    replicas: list[FlaskClient], empty_url: str
+) -> None:
+    # A client of Flask's is of one thread.
+    ranks = [Rank([r.application.test_client() for r in replicas], rank) for rank in range(RANKS)]
+    ranks[0].register()
+    sizes = set()
+    with ThreadPoolExecutor(RANKS) as threads:
+        list(threads.map(lambda rank: rank.ask(0), ranks))
+        for iteration in range(100, 2600, 100):
+            list(threads.map(Rank.report, ranks, [iteration] * RANKS))
+            told = list(threads.map(Rank.ask, ranks, [iteration] * RANKS))
+            assert told == [told[0]] * RANKS
+            sizes.add(told[0]["bucket_size"])
+    assert len(sizes) > 1
+    store = Store(empty_url)
+    (job,) = stored_jobs(store)
+    last = {found.step: found.values for _, found in store.observations.of(job.id)}
+    whole = [values for values in last.values() if len(values) == RANKS and None not in values]
+    assert len(whole) == len(last), "a report was acknowledged and is not stored"
+    store.close()
+
+
+def test_a_pair_is_two_statements_while_nothing_is_tuned(store: Store) -> None:
+    chosen = Settings.load({}, database="sqlite://", world_size=1, warmup_seconds=86_400)
+    rank = Rank([create_app(chosen, store).test_client()], 0)
+    rank.register()
+    rank.ask(0)
+    for iteration in (100, 200):
+        rank.speed *= 2  # it has not settled
+        with counting() as statements:
+            rank.report(iteration)
+            rank.ask(iteration)
+    assert [statement.split()[:2] for statement in statements] == [["UPDATE", "families"]] * 2

@@ -76,21 +76,6 @@ def test_a_run_begun_anew_goes_on_with_the_job_and_in_the_end_with_its_choice(
     assert [other.id for other in stored_jobs(store)] == [job.id]
 
 
-@pytest.mark.parametrize("world_size", [2, None])
-def test_a_run_of_which_only_some_ranks_had_begun_leaves_no_trace(store, world_size):
-    service = tuning(store, world_size)
-    enter(processes(service)[0][:1])
-    for _ in range(2):
-        first, second = processes(service, models=2)
-        enter(first)
-        enter(second)
-        for iteration in range(100, 1500, 100):
-            cycle(first, iteration)
-            cycle(second, iteration)
-    assert len(stored_jobs(store)) == 2
-    assert all(len(store.trials.of(job.id)) > 2 for job in stored_jobs(store))
-
-
 def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store, caplog):
     service = tuning(store)
     (complete,), (first,), (second,) = (processes(service) for _ in range(3))

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
@@ -189,55 +187,3 @@ def test_a_token_is_wanted_where_one_is_set():
             "/api/v1/register_tensors", json=REGISTER, headers={"Authorization": "Bearer secret"}
         )
         assert response.status_code == 200
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["net", "f32", 2**64, 10**400, -1, 0, 1e308]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    if isinstance(value, dict | list):
-        keys = value if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            yield from places(value[key], (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy
-
-
-@st.composite
-def spoilt(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A worker's message with something else in one place, or cut off."""
-    route = draw(st.sampled_from(sorted(MESSAGES)))
-    message = MESSAGES[route]
-    body = replaced(message, draw(st.sampled_from(list(places(message)))), draw(json_values))
-    data = json.dumps(body).encode()
-    return route, data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(spoilt())
-def test_garbage_never_breaks_the_service_and_loses_nothing(client, garbage):
-    keeper = {**REGISTER, "model_name": "keeper"}
-    post(client, "register_tensors", keeper)
-    route, body = garbage
-    response = post(client, route, body)
-    assert response.status_code < 500
-    assert isinstance(response.get_json(force=True), dict)
-    answer = post(client, "ask_hyperparameters", {**ASK, "model_name": "keeper", "train_iter": 0})
-    hyperparameters = answer.json["recommended_hyperparameters"]
-    assert [len(bucket) for bucket in hyperparameters["buckets"]] == [1, 1, 1, 1]

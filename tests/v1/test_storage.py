@@ -9,8 +9,8 @@ import pytest
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance import retention
+from bagua_v1.directory import Known, NotRegistered, Storage
 from bagua_v1.family import Family
-from bagua_v1.storage import Known, NotRegistered, Storage
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 

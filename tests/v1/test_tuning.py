@@ -51,22 +51,6 @@ def test_noise_and_ranks_of_unequal_speed_do_not_mislead(store):
     assert peaked(0, workers[0].running) == BEST
 
 
-def test_the_answer_changes_only_when_all_ranks_stand_at_the_same_iteration(store):
-    a, b = ranks_of(tuning(store))
-    for iteration in range(100, 1200, 100):
-        a.report(iteration)
-        before = b.running
-        a.ask(iteration)
-        a_again = dict(a.running)
-        a.ask(iteration)  # its answer was lost
-        assert a.running == a_again
-        b.ask(iteration - 100)  # so was the one of the iteration before
-        assert b.running == before
-        b.report(iteration)
-        b.ask(iteration)
-        assert b.running == a.running
-
-
 def test_a_rank_that_lags_behind_holds_the_answer(store):
     service = tuning(store)
     a, b = workers = ranks_of(service)
