@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if __name__ == "__main__":
-    from tests.upstream.replicated import NATIVE, SUBJECT
     from tests.upstream.runner.command import main
+    from tests.upstream.suite import NATIVE, SUBJECT
 
     sys.exit(main(SUBJECT, NATIVE))

@@ -1,11 +1,17 @@
-"""PyTorch's test class, imported from the wheel into a rank and made to run a single test there."""
+"""The tests of DistributedDataParallel, with torch's class, ours, and ours being re-cut: PyTorch's
+test class, imported from the wheel into a rank and made to run a single test there.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import unittest
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
@@ -13,9 +19,20 @@ from unittest import mock
 import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
-from tests.upstream.adjusted import adjusted_helpers, with_smaller_numbers
-from tests.upstream.runner.in_a_rank import is_native
-from tests.upstream.selection import SUITE
+from tests.upstream.classes import OURS, RECUT, class_of, counts_of, standing_in
+from tests.upstream.exceptions import (
+    KNOWN,
+    KNOWN_ON_GPUS,
+    LEFT_OUT,
+    LEFT_OUT_ON_GPUS,
+    adjusted,
+    adjusted_helpers,
+    with_smaller_numbers,
+)
+from tests.upstream.runner.cuda_as_cpu import cuda_as_cpu
+from tests.upstream.runner.in_a_rank import is_native, keep_quiet, undone
+from tests.upstream.runner.subject import Done, Subject
+from tests.upstream.selection import SUITE, names_of_gpu_tests, names_of_tests
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 _GPU_MARK = "_asks_for_gpu"
@@ -36,9 +53,7 @@ def module() -> ModuleType:
     if is_native():
         return importlib.import_module(SUITE)
     with mock.patch.multiple(
-        common_distributed,
-        skip_if_no_gpu=mark,
-        skip_if_lt_x_gpu=lambda *args, **kwargs: mark,
+        common_distributed, skip_if_no_gpu=mark, skip_if_lt_x_gpu=lambda *args, **kwargs: mark
     ):
         return importlib.import_module(SUITE)
 
@@ -99,3 +114,72 @@ def _reason(exit_code: object) -> str:
         if skip.exit_code == exit_code:
             return str(skip.message)
     return f"exit code {exit_code}"
+
+
+def run_test(name: str, mode: str) -> Done:
+    """Runs the test on this rank; raises what the test raises."""
+    prepare(mode)
+    tested_class = class_of(mode, name)
+    before = counts_of(mode)
+    skipped = None
+    with ExitStack() as stack:
+        stack.enter_context(undone())
+        stack.enter_context(standing_in(tested_class))
+        stack.enter_context(adjusted(name, module()))
+        if not is_native() and asks_for_gpu(name):
+            stack.enter_context(cuda_as_cpu(tested_class, module()))
+        try:
+            run(name)
+        except unittest.SkipTest as reason:
+            skipped = str(reason)
+    return Done(skipped, dict(counts_of(mode) - before))
+
+
+@functools.cache
+def prepare(mode: str) -> None:
+    """Once in a rank: import what the tests need, and keep what they print out of the table."""
+    keep_quiet()
+    module()
+    class_of(mode)
+    # Else each collection between two tests looks through all of PyTorch's modules.
+    gc.freeze()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What PyTorch's runner sets for these tests."""
+    return {
+        "BACKEND": "gloo",
+        "TEMP_DIR": str(folder),
+        "INIT_METHOD": f"file://{folder}/init",
+        # A test of saved communication hooks is older than PyTorch's safe loading.
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+    }
+
+
+def _on_gpus(folder: Path) -> dict[str, str]:
+    return {**_environment(folder), "BACKEND": "nccl"}
+
+
+SUBJECT = Subject(
+    title="DistributedDataParallel",
+    names=lambda world_size: names_of_tests(),
+    world_sizes=(2, 3),
+    least_shares={OURS: 0.99, RECUT: 0.95},
+    least_counted=lambda world_size: 90,
+    known=KNOWN,
+    left_out=LEFT_OUT,
+    prepare=prepare,
+    run=run_test,
+    changed="recut",
+    environment=_environment,
+)
+NATIVE = replace(
+    SUBJECT,
+    names=lambda world_size: names_of_gpu_tests(),
+    world_sizes=(2,),
+    least_counted=lambda world_size: 60,
+    known=KNOWN_ON_GPUS,
+    left_out=LEFT_OUT_ON_GPUS,
+    environment=_on_gpus,
+    backend="nccl",
+)

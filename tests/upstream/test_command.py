@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.upstream.replicated import NATIVE, SUBJECT
 from tests.upstream.runner.command import main
 from tests.upstream.selection import names_of_gpu_tests, names_of_tests
+from tests.upstream.suite import NATIVE, SUBJECT
 
 pytestmark = pytest.mark.slow
 

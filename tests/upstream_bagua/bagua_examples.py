@@ -22,14 +22,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from tests.deploy.slurm import free_ports
-from tests.upstream_bagua.running import (
-    FAILED,
-    PASSED,
-    SHARED_GPU,
-    SKIPPED,
-    Result,
-    run_command,
-)
+from tests.upstream_bagua.running import FAILED, PASSED, SHARED_GPU, SKIPPED, Result, run_command
 
 ALGORITHMS = (
     "gradient_allreduce",

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 if __name__ == "__main__":
     from tests.upstream.runner.command import main
     from tests.upstream_fsdp import sources
-    from tests.upstream_fsdp.sharded import NATIVE, SUBJECT
+    from tests.upstream_fsdp.suite import NATIVE, SUBJECT
 
     try:
         sources.find()

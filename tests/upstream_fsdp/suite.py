@@ -1,14 +1,19 @@
-"""PyTorch's tests of ``fully_shard``, imported from their files and run one by one."""
+"""PyTorch's tests of ``fully_shard``, with torch alone, and with models that we change: imported
+from their files and run one by one on a rank.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import inspect
 import sys
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +21,16 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal import common_cuda, common_distributed, common_fsdp
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
 
+from tests.upstream.runner.cuda_as_cpu import cuda_as_cpu
+from tests.upstream.runner.in_a_rank import is_native, keep_quiet, undone
+from tests.upstream.runner.subject import STOCK, Done, Subject
 from tests.upstream_fsdp import sources
-from tests.upstream_fsdp.exceptions import FILES_LEFT_OUT
+from tests.upstream_fsdp.exceptions import FILES_LEFT_OUT, KNOWN, LEFT_OUT
 
 _PACKAGE = "upstream_fsdp_tests"
 # Asked for by tests of this release's; newer releases have them by other names.
@@ -62,16 +72,6 @@ def run(name: str) -> None:
         getattr(type(case), test)(case)
     except SystemExit as skipped:  # The way out of those of PyTorch's decorators that skip.
         raise unittest.SkipTest(f"exit code {skipped.code}") from None
-
-
-def module_of(name: str) -> ModuleType:
-    return _parts(name)[0]
-
-
-def prepare() -> None:
-    """Import all files."""
-    for path in _files():
-        _module(path)
 
 
 def _parts(name: str) -> tuple[ModuleType, type[unittest.TestCase], str]:
@@ -136,3 +136,66 @@ def _as_with_gpus() -> Iterator[None]:
                 value = getattr(common_fsdp, newer)
                 stack.enter_context(mock.patch.object(common_fsdp, older, value, create=True))
         yield
+
+
+def run_test(name: str, mode: str) -> Done:
+    """Runs the test on this rank; raises what the test raises."""
+    prepare(mode)
+    counts, skipped = Counter[str](), None
+    with ExitStack() as stack:
+        stack.enter_context(undone())
+        # What DTensor remembers of the groups of an earlier test, whose names are others' now.
+        stack.callback(_clear_sharding_prop_cache)
+        if mode != STOCK:
+            stack.enter_context(_changes().being_made(name, counts))
+        if not is_native():
+            module, devices = _parts(name)[0], dist.get_world_size()
+            stack.enter_context(cuda_as_cpu(DistributedDataParallel, module, devices))
+        try:
+            run(name)
+        except unittest.SkipTest as reason:
+            skipped = str(reason)
+    return Done(skipped, dict(counts))
+
+
+@functools.cache
+def prepare(mode: str) -> None:
+    """Once in a rank: import what the tests need, and keep what they print out of the table."""
+    keep_quiet()
+    for path in _files():
+        _module(path)
+    if mode != STOCK:
+        _changes().follow()
+    # Else each collection between two tests looks through all of PyTorch's modules.
+    gc.freeze()
+
+
+def _changes() -> ModuleType:
+    """Imported only where something of ours takes part."""
+    from tests.upstream_fsdp import changes
+
+    return changes
+
+
+CHANGED = "changed"
+
+SUBJECT = Subject(
+    title="fully_shard",
+    names=names_of_tests,
+    world_sizes=(2, 4),
+    least_shares={CHANGED: 0.95},
+    least_counted={2: 50, 4: 40}.get,
+    known=KNOWN,
+    left_out=LEFT_OUT,
+    prepare=prepare,
+    run=run_test,
+    changed="changed",
+    test_seconds=300.0,
+)
+NATIVE = replace(
+    SUBJECT,
+    names=names_of_gpu_tests,
+    world_sizes=(2,),
+    least_counted={2: 35, 4: 30}.get,
+    backend="cpu:gloo,cuda:nccl",  # Some keep what they save on the CPU.
+)

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.upstream.runner.report import Report, unknown_names
-from tests.upstream.runner.results import FAILED, PASSED, Record, Result
+from tests.upstream.runner.report import FAILED, PASSED, Record, Report, Result, unknown_names
 from tests.upstream.runner.running import run_tests
 from tests.upstream.runner.subject import STOCK, Subject
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.ranks import Outcome, RankFailure, RankPool
-from tests.upstream.runner.results import FAILED, PASSED, SKIPPED, Result, one_line
+from tests.upstream.runner.report import FAILED, PASSED, SKIPPED, Result, one_line
 from tests.upstream.runner.subject import Subject
 
 # By the process that ranks are forked from: what takes long to import.
