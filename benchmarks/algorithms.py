@@ -43,9 +43,7 @@ from benchmarks.support.cells.cell import (
     Effort,
     grid,
 )
-from benchmarks.support.cells.jobs import CellError, Jobs
-from benchmarks.support.cells.kept import conditions
-from benchmarks.support.cells.run import job_timeout_seconds
+from benchmarks.support.cells.run import CellError, Jobs, conditions, job_timeout_seconds
 from benchmarks.support.harness import print_table, ratio, spread, write_json
 from benchmarks.testbed import Network, Testbed
 
@@ -170,39 +168,31 @@ def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each goal that the cell is for: met or missed."""
     by_name = {row["algorithm"]: row for row in rows}
-    found = []
+    found: list[tuple[bool, str]] = []
     stock, computing = by_name[STOCK_DEFAULT], by_name[COMPUTE]
     if bytegrad := by_name.get("bytegrad"):
         dominates = stock["seconds"] >= DOMINATES * computing["seconds"]
         least = LEAST_GAIN if dominates else LEAST_ELSEWHERE
-        over = bytegrad["over_stock"]
-        word = "met" if over >= least else "MISSED"
-        where = "dominates" if dominates else "does not dominate"
-        found.append(
-            f"{word}: bytegrad at least {least}x stock where communication {where}: {over:.2f}x"
-        )
+        over, where = bytegrad["over_stock"], "dominates" if dominates else "does not dominate"
+        what = f"bytegrad at least {least}x stock where communication {where}: {over:.2f}x"
+        found.append((over >= least, what))
     if (powersgd := by_name.get("powersgd")) and (torchs := by_name.get(LOW_RANK)):
         over = powersgd["seconds"] / torchs["seconds"]
-        word = "met" if over <= BESIDE_TORCHS else "MISSED"
-        found.append(f"{word}: powersgd over torch's hook at most {BESIDE_TORCHS}: {over:.3f}")
+        what = f"powersgd over torch's hook at most {BESIDE_TORCHS}: {over:.3f}"
+        found.append((over <= BESIDE_TORCHS, what))
     if tuned := by_name.get(TUNED):
         rivals = [row for name, row in by_name.items() if name in ("gradient_allreduce", *LISTED)]
         best = min(rivals, key=lambda row: row["seconds"])
         over = tuned["seconds"] / best["seconds"]
-        word = "met" if over <= WITHIN else "MISSED"
-        found.append(
-            f"{word}: tuned with all listed within {WITHIN - 1:.0%} of the fastest "
-            f"({best['algorithm']}): {over:.3f}"
-        )
+        what = f"tuned with all listed within {WITHIN - 1:.0%} of the fastest "
+        found.append((over <= WITHIN, f"{what}({best['algorithm']}): {over:.3f}"))
     for row in rows:
         if row["formula_bytes"]:
             off = row["sent_bytes"] / row["formula_bytes"] - 1
-            word = "met" if abs(off) <= BYTES_WITHIN else "MISSED"
-            found.append(
-                f"{word}: {row['algorithm']} sends {row['sent_bytes'] / 1e6:.2f} MB a step, "
-                f"{off:+.1%} of {row['formula_bytes'] / 1e6:.2f}"
-            )
-    return found
+            what = f"{row['algorithm']} sends {row['sent_bytes'] / 1e6:.2f} MB a step, "
+            what += f"{off:+.1%} of {row['formula_bytes'] / 1e6:.2f}"
+            found.append((abs(off) <= BYTES_WITHIN, what))
+    return [f"{'met' if is_met else 'MISSED'}: {what}" for is_met, what in found]
 
 
 def show(result: Mapping[str, Any]) -> None:

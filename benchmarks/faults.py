@@ -33,7 +33,7 @@ from benchmarks.support.fault_injection.tunings import (
     last_words,
     show,
 )
-from benchmarks.support.harness import write_json
+from benchmarks.support.harness import as_given, write_json
 from tests.e2e.conftest import LIMITS
 from tests.e2e.programs.training import DEFAULT, train
 from tests.ranks import RankPool
@@ -106,7 +106,7 @@ def main() -> None:
     is_right = show(ended, books)
     if options.json:
         content = {
-            "options": {name: str(value) for name, value in vars(options).items()},
+            "options": as_given(options),
             "troubles": troubled.troubles,
             "requests": proxy.requests,
             "faults": proxy.faults,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -29,12 +28,10 @@ from benchmarks.support.cells.cell import (
     Effort,
     grid,
 )
-from benchmarks.support.cells.figures import Figures, figures_of
-from benchmarks.support.cells.goals import goals, judged
-from benchmarks.support.cells.jobs import CellError
+from benchmarks.support.cells.figures import Figures, figures_of, goals, judged
 from benchmarks.support.cells.report import headline, show
-from benchmarks.support.cells.run import run_cell
-from benchmarks.support.harness import write_json
+from benchmarks.support.cells.run import CellError, run_cell
+from benchmarks.support.harness import forget_own_variables, write_json
 
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
 SMOKE_NETWORK = "1gbit"
@@ -152,11 +149,7 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
 
 
 def run_all(
-    cells: Sequence[Cell],
-    effort: Effort,
-    output: Path,
-    resume: bool,
-    loopback: bool = False,
+    cells: Sequence[Cell], effort: Effort, output: Path, resume: bool, loopback: bool = False
 ) -> dict[str, str]:
     """One after the other; a cell that fails is reported and the others go on. The failures.
 
@@ -237,9 +230,7 @@ def summarise(
 
 def main() -> None:
     options = arguments()
-    # Jobs and services are set by the bench alone, whatever this process was told.
-    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
-        del os.environ[name]
+    forget_own_variables()
     if options.report:
         measured = measured_in(options.output)
         if not measured:

@@ -33,9 +33,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.harness import as_given, print_table, write_json
 from benchmarks.support.rates.cluster import MOST_P99_MS, Load, find_most
-from benchmarks.support.rates.limit import Rate, measure_rates
+from benchmarks.support.rates.load import Rate, measure_rates
 from benchmarks.support.rates.scrapes import MOST_SCRAPE_MS, Scrapes, measure_scrapes
 
 
@@ -167,9 +167,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 def main() -> None:
     options = parse_options()
-    content: dict[str, Any] = {
-        "options": {name: str(value) for name, value in vars(options).items()}
-    }
+    content: dict[str, Any] = {"options": as_given(options)}
     for name, measure in PARTS.items():
         if name in options.parts:
             content[name] = measure(options)

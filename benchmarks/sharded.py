@@ -10,7 +10,6 @@ python benchmarks/sharded.py --memory-tunings 20 --gpus 0 0
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -20,19 +19,18 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from benchmarks.support.cells import occupancy
-from benchmarks.support.cells.jobs import Jobs
-from benchmarks.support.cells.kept import conditions, export_job
+from benchmarks.support.cells.run import conditions, export_job
 from benchmarks.support.cells.sharded import (
-    JOB_TIMEOUT_SECONDS,
     MOST_TUNING_STEPS,
     add_choice_of_cells,
+    cell_of,
     check_hosts,
+    jobs_of,
     run_cells,
     show_in_turns,
     show_tuning,
-    testbed_of,
 )
-from benchmarks.support.harness import print_table
+from benchmarks.support.harness import forget_own_variables, print_table
 from benchmarks.support.workloads.sharded import MODELS
 
 STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
@@ -144,12 +142,8 @@ def _ours(changes: Mapping[str, Any], name: str = "") -> Arm:
 
 def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
     """Tune, sweep and compare one model on one network; what was measured."""
-    name = f"{model}-{network}"
-    folder = (options.output / name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     workload = _workload(model, options)
-    with testbed_of(network, options) as testbed:
-        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
+    with jobs_of(f"{model}-{network}", workload, network, options) as jobs:
         tunings = {}
         if not (options.overhead or options.by_hand or options.only_allowed):
             tunings[TUNED] = jobs.tune(MOST_TUNING_STEPS)
@@ -157,9 +151,9 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
             tunings[ALLOWED] = jobs.tune(MOST_TUNING_STEPS, ",".join(options.allow))
         stage = _stage(model, tunings, options)
         return {
-            "cell": {"model": model, "network": network, "hosts": options.hosts, **workload},
-            "conditions": conditions(testbed),
-            "fallback": testbed.fallback,
+            "cell": cell_of(model, network, options, workload),
+            "conditions": conditions(jobs.testbed),
+            "fallback": jobs.testbed.fallback,
             "tunings": tunings,
             **jobs.measure(**stage),
         }
@@ -211,27 +205,23 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
     Raises:
         RuntimeError: the job failed, as it does when it runs out of memory.
     """
-    name = f"{model}-{network}-memory"
-    folder = (options.output / name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     workload = _workload(model, options)
-    with testbed_of(network, options) as testbed:
-        asked = {
-            "tunings": options.memory_tunings,
-            "seed": options.seed,
-            "most_steps": MOST_MEMORY_STEPS,
-        }
-        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
-        variables = jobs.served(folder)
+    asked = {
+        "tunings": options.memory_tunings,
+        "seed": options.seed,
+        "most_steps": MOST_MEMORY_STEPS,
+    }
+    with jobs_of(f"{model}-{network}-memory", workload, network, options) as jobs:
+        variables = jobs.served(jobs.folder)
         found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
         tunings = judged(found)
         for each in tunings:
-            stored = export_job(folder / "autotune.db", each["job"], folder)
+            stored = export_job(jobs.folder / "autotune.db", each["job"], jobs.folder)
             states = [trial["state"] for trial in stored["trials"]]
             each["trials"] = {state: states.count(state) for state in sorted(set(states))}
         return {
-            "cell": {"model": model, "network": network, "hosts": options.hosts, **workload},
-            "conditions": conditions(testbed),
+            "cell": cell_of(model, network, options, workload),
+            "conditions": conditions(jobs.testbed),
             "swept": found["swept"],
             "tunings": tunings,
         }
@@ -320,8 +310,7 @@ def show(result: Mapping[str, Any]) -> bool:
 
 def main() -> None:
     options = arguments()
-    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
-        del os.environ[name]
+    forget_own_variables()
     if options.memory_tunings:
         run_cells(options, run_in_memory, show_memory, "-memory")
     else:

@@ -44,7 +44,7 @@ from bagua_client.service.client import (
     ServiceUnavailable,
     StepTimes,
 )
-from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.harness import as_given, print_table, write_json
 from tests.autotune.server import ServeProcess
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import Ranks, registration
@@ -315,7 +315,7 @@ def main() -> None:
     is_flat = show(tenths)
     if options.json:
         content = {
-            "options": {name: str(value) for name, value in vars(options).items()},
+            "options": as_given(options),
             "samples": [asdict(sample) for sample in samples],
             "growth": growth(tenths),
         }

@@ -28,12 +28,11 @@ from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from bagua_wire.configuration import Configuration
-from benchmarks.support.harness import print_table, write_json
-from benchmarks.support.noise import figures as noise
-from benchmarks.support.noise import tunings as noisy
+from benchmarks.support.harness import as_given, print_table, write_json
+from benchmarks.support.noise import tunings as noise
 from benchmarks.support.noise.cases import new_seed
 from benchmarks.support.noise.rivals import RIVALS
-from benchmarks.support.searches import bagua_optimizer
+from benchmarks.support.searches.engines import find_bagua
 from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS, QUIET_STEPS = 3000, 10_000
@@ -276,10 +275,7 @@ def parse() -> argparse.Namespace:
         "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
     )
     of_noise.add_argument(
-        "--searcher",
-        choices=names(),
-        default=USUAL,
-        help="what --beside runs has the usual one",
+        "--searcher", choices=names(), default=USUAL, help="what --beside runs has the usual one"
     )
     options = parser.parse_args()
     if options.beside and NOISE not in options.parts.split(","):
@@ -300,13 +296,13 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"drawn jobs: --draw {options.draw}")
     if "bagua" in options.rivals:
-        bagua_optimizer.prepare()
+        find_bagua()
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, QUIET_STEPS),
         "warm start": lambda: warm_start(options.noise),
-        NOISE: lambda: noisy.run(
+        NOISE: lambda: noise.run(
             options.tunings,
             options.processes,
             options.draw,
@@ -327,8 +323,7 @@ def main() -> None:
     if NOISE in parts:
         figures |= noise.show(parts[NOISE], others)
     if options.json:
-        options_given = {key: str(value) for key, value in vars(options).items()}
-        measured = {"options": options_given, "service": str(noise.source_root())}
+        measured = {"options": as_given(options), "service": str(noise.source_root())}
         measured |= {"figures": figures, "parts": parts, "beside": {NOISE: others}}
         write_json(options.json, measured)
 

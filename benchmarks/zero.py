@@ -21,21 +21,25 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.cells.jobs import JOBS, Jobs
-from benchmarks.support.cells.kept import conditions
+from benchmarks.support.cells.run import JOBS, conditions
 from benchmarks.support.cells.sharded import (
-    JOB_TIMEOUT_SECONDS,
     MOST_TUNING_STEPS,
     add_choice_of_cells,
+    cell_of,
     check_hosts,
+    jobs_of,
     run_cells,
     show_in_turns,
     show_tuning,
-    testbed_of,
 )
-from benchmarks.support.harness import print_table
-from benchmarks.support.workloads.sharded import MODELS
-from benchmarks.support.workloads.zero import ELEMENT_BYTES, SIZES, SIZES_OF_STAGE_3, config
+from benchmarks.support.harness import forget_own_variables, print_table
+from benchmarks.support.workloads.sharded import (
+    ELEMENT_BYTES,
+    MODELS,
+    SIZES,
+    SIZES_OF_STAGE_3,
+    config,
+)
 
 ROOT = Path(__file__).parents[1]
 STOCK, OFF, TUNED, SYSTEM = "DeepSpeed", "tune(), no tuning", "tuned", "by system"
@@ -46,10 +50,7 @@ BUCKET, PREFETCH = *SIZES, *SIZES_OF_STAGE_3
 KNOBS = {BUCKET: "bucket_bytes", PREFETCH: "prefetch_bytes"}
 EQUAL_TIMEOUT_SECONDS = 300.0
 # A tuning that is to change much in few steps; where it ends does not matter.
-QUICK = {
-    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
-    "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0.5",
-}
+QUICK = {"BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5", "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0.5"}
 Arm = dict[str, Any]
 
 
@@ -105,23 +106,19 @@ def _workload(model: str, options: argparse.Namespace) -> dict[str, Any]:
 def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
     """Tune, sweep and compare one model on one network, or compare numbers; what was found."""
     name, workload = f"{model}-stage-{options.stage}-{network}", _workload(model, options)
-    folder = (options.output / name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {
-        "cell": {"model": model, "network": network, "hosts": options.hosts, **workload}
-    }
+    found: dict[str, Any] = {"cell": cell_of(model, network, options, workload)}
     if options.system and not options.equal:
-        found["system"] = search(name, model, network, folder, options)
-    with testbed_of(network, options) as testbed:
-        jobs = Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
+        found["system"] = search(name, model, network, options)
+    with jobs_of(name, workload, network, options) as jobs:
         if options.equal:
-            variables = {**jobs.served(folder), "BAGUA_AUTOTUNE": "1", **QUICK}
+            variables = {**jobs.served(jobs.folder), "BAGUA_AUTOTUNE": "1", **QUICK}
             spec = _numbers(model, options)
             found |= jobs.run("zero_equal", "equal", spec, variables, EQUAL_TIMEOUT_SECONDS)
         else:
             found["tuning"] = jobs.tune(MOST_TUNING_STEPS)
             found |= jobs.measure(**_stage(model, found, options))
-        return {**found, "conditions": conditions(testbed), "fallback": testbed.fallback}
+        where = {"conditions": conditions(jobs.testbed), "fallback": jobs.testbed.fallback}
+        return {**found, **where}
 
 
 def _numbers(model: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -161,15 +158,15 @@ def _stage(model: str, found: Mapping[str, Any], options: argparse.Namespace) ->
     }
 
 
-def search(
-    name: str, model: str, network: str, folder: Path, options: argparse.Namespace
-) -> dict[str, Any]:
+def search(name: str, model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
     """What ``bagua-autotune system`` finds on the same hosts: the sizes in elements that differ
     from DeepSpeed's own, and what that took.
 
     Raises:
         RuntimeError: it failed.
     """
+    folder = (options.output / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     file, spec, output = (
         folder / each for each in ("ds_config.json", "system.spec.json", "system.json")
     )
@@ -242,8 +239,7 @@ def _show_numbers(trainings: Mapping[str, Mapping[str, int]]) -> bool:
 
 def main() -> None:
     options = arguments()
-    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
-        del os.environ[name]
+    forget_own_variables()
     suffix = f"-stage-{options.stage}{'-equal' if options.equal else ''}"
     run_cells(options, run_cell, show, suffix)
 

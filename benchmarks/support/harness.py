@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -40,6 +41,17 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in [header, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join([row[0].ljust(widths[0]), *cells[1:]]), flush=True)
+
+
+def as_given(options: argparse.Namespace) -> dict[str, str]:
+    """A bench's options, as a result keeps them."""
+    return {name: str(value) for name, value in vars(options).items()}
+
+
+def forget_own_variables() -> None:
+    """Jobs and services are set by the bench alone, whatever this process was told."""
+    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
+        del os.environ[name]
 
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:

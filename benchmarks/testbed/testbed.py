@@ -14,12 +14,9 @@ from subprocess import PIPE
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from . import gpus as of_gpus
-from .host import Host
-from .job import Job
-from .links import INTERFACE, add_namespaces, bridge, bring_up, delayed
-from .network import Network
-from .processes import ProcessError, end, read_line
+from .host import Host, dealt_gpus, first_gpus, gpu_variables
+from .job import Job, ProcessError, end, read_line
+from .network import INTERFACE, Network, add_namespaces, bridge, bring_up, delayed
 from .records import Record, clean
 from .tools import ToolError, before_others
 
@@ -70,8 +67,8 @@ class Testbed:
         self.nodes = nodes
         self.ranks_per_node = ranks_per_node
         # On a single host there is no link that they could go past.
-        numbers = of_gpus.first(nodes * ranks_per_node) if gpus is True else gpus or []
-        self._gpus = of_gpus.dealt(numbers, nodes, ranks_per_node) if gpus and nodes > 1 else []
+        numbers = first_gpus(nodes * ranks_per_node) if gpus is True else gpus or []
+        self._gpus = dealt_gpus(numbers, nodes, ranks_per_node) if gpus and nodes > 1 else []
         self._priority = () if ordinary_priority or gpus else before_others()
         self.fallback: str | None = None
         self._services: list[subprocess.Popen[bytes]] = []
@@ -123,7 +120,7 @@ class Testbed:
             variables = self._variables(interface)
             if number < len(self._gpus):
                 identity = f"{self._record.run}-{name}"
-                variables |= of_gpus.variables(identity, self._gpus[number])
+                variables |= gpu_variables(identity, self._gpus[number])
             if namespace is None:
                 address = "127.0.0.1"
             else:

@@ -64,10 +64,7 @@ def test_of_micro_batches_it_is_swept_what_travels_in_which(
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    given: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    given: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
     with pytest.raises(SystemExit):
@@ -106,15 +103,3 @@ def test_the_best_that_fits_is_that_of_the_sweep(
     (found,) = sharded.judged({"swept": SWEPT, "tunings": [tuning]})
     assert (found["is_found"], found["is_over"]) == (is_found, is_over)
     assert found["best"] == setting(2 if limit == 125 else 4)
-
-
-def test_eight_bits_are_swept_both_ways_where_ranks_share_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = ["--gpus", "0", "1", "2", "3", "--hosts", "2", "--allow", "quantized"]
-    monkeypatch.setattr(sys, "argv", ["sharded.py", *given])
-    _, narrow = sharded.swept(12, sharded.arguments())
-    names = [arm["name"] for arm in narrow]
-    assert len(set(names)) == len(names) == 16
-    ways = [arm["configuration"].get("hierarchical", "off") for arm in narrow]
-    assert ways == ["off", "shards"] * 8

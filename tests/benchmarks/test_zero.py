@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import zero
-from benchmarks.support.workloads.zero import SIZES, SIZES_OF_STAGE_3
+from benchmarks.support.workloads.sharded import SIZES, SIZES_OF_STAGE_3
 from tests.client.zero.models import needs_deepspeed
 
 pytestmark = [pytest.mark.slow, needs_deepspeed, pytest.mark.timeout(900)]

@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_client import Configuration
-from benchmarks.support.cells.cell import BAGUA_DEFAULT, COMPUTE, MIB, STOCK_DEFAULT, TUNED
-from benchmarks.support.cells.figures import Beside, Figures, SpeedUp
-from benchmarks.support.cells.goals import Goal, judged, mean_speedup, with_interval
-from benchmarks.support.cells.selection import STOCK_DEFAULT_BYTES
+from benchmarks.support.cells.cell import (
+    BAGUA_DEFAULT,
+    COMPUTE,
+    MIB,
+    STOCK_DEFAULT,
+    STOCK_DEFAULT_BYTES,
+    TUNED,
+)
+from benchmarks.support.cells.figures import (
+    Figures,
+    Goal,
+    SpeedUp,
+    judged,
+    mean_speedup,
+    with_interval,
+)
 from benchmarks.support.harness import Spread, print_table
 
 SPEEDUPS: dict[str, Callable[[Figures], SpeedUp]] = {
@@ -155,11 +167,13 @@ def beside(cells: Sequence[Figures]) -> Table:
     )
     header = ["cell", "torch's bf16 hook", "16 bits allowed", "over stock default",
               "over torch's bf16 hook", "tuned to", "steps"]  # fmt: skip
-    return Table(title, header, [_beside_row(cell) for cell in cells if cell.beside != Beside()])
+    return Table(
+        title, header, [_beside_row(cell) for cell in cells if cell.compressed or cell.allowed]
+    )
 
 
 def _beside_row(cell: Figures) -> list[str]:
-    compressed, allowed = cell.beside.compressed, cell.beside.allowed
+    compressed, allowed = cell.compressed, cell.allowed
     row = [cell_name(cell), "-" if compressed is None else _ms(compressed)]
     if allowed is None:
         return [*row, *["-"] * 5]
@@ -200,11 +214,7 @@ def headline(cell: Figures) -> str:
     return f"{milliseconds:.1f} ms when tuned: {speedups}, {best}; {tuning}"
 
 
-def show(
-    cells: Sequence[Figures],
-    goals: Sequence[Goal],
-    as_markdown: bool = False,
-) -> None:
+def show(cells: Sequence[Figures], goals: Sequence[Goal], as_markdown: bool = False) -> None:
     """Print where it was measured, the means, the tables of each network and of all, the goals; of
     at least one cell."""
     heading = "### {}\n" if as_markdown else "\n== {} =="

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
+from benchmarks.support.cells.run import Jobs
 from benchmarks.support.harness import Comparison, print_table, ratio, spread, write_json
 from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
@@ -36,10 +38,23 @@ def check_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"{len(options.gpus)} GPUs cannot be shared out to {options.hosts} hosts")
 
 
-def testbed_of(network: str, options: argparse.Namespace) -> Testbed:
-    """The hosts of a cell, not yet made."""
-    ranks = len(options.gpus or ()) // options.hosts or 1
-    return Testbed(Network.parse(network), options.hosts, ranks, gpus=options.gpus or False)
+@contextmanager
+def jobs_of(
+    name: str, workload: Mapping[str, Any], network: str, options: argparse.Namespace
+) -> Iterator[Jobs]:
+    """The jobs of a cell, on its hosts and in its folder."""
+    folder = (options.output / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    link, ranks = Network.parse(network), len(options.gpus or ()) // options.hosts or 1
+    with Testbed(link, options.hosts, ranks, gpus=options.gpus or False) as testbed:
+        yield Jobs(name, workload, folder, testbed, JOB_TIMEOUT_SECONDS)
+
+
+def cell_of(
+    model: str, network: str, options: argparse.Namespace, workload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a result says of its cell."""
+    return {"model": model, "network": network, "hosts": options.hosts, **workload}
 
 
 def show_in_turns(measured: Mapping[str, Any], stock: str) -> None:

@@ -51,13 +51,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from benchmarks.support.cells.cell import Cell, Effort
+from benchmarks.support.cells.cell import Cell, Effort, run_off_arms
 from benchmarks.support.cells.occupancy import of_trace, traced
-from benchmarks.support.cells.selection import run_off_arms
 from benchmarks.support.harness import spread
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
-from benchmarks.support.workloads import training
-from benchmarks.support.workloads.__init__ import Training
+from benchmarks.support.workloads import Training, training
 
 # Torch cuts its buckets anew after the first step.
 SETTLING_STEPS = 3
@@ -132,9 +130,7 @@ def hooked(wrapped: DistributedDataParallel) -> TunableReducer:
 
 
 def recut(
-    wrapped: DistributedDataParallel,
-    configuration: Configuration,
-    step: Callable[[], object],
+    wrapped: DistributedDataParallel, configuration: Configuration, step: Callable[[], object]
 ) -> int:
     """Put ``configuration`` into force and make steps until torch has cut the buckets for good.
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client.measuring.clock import clock_for
-from benchmarks.support.workloads.__init__ import gradient_sizes
+from benchmarks.support.workloads import gradient_sizes
 
 LAST_OPERATION_SECONDS = 0.2
 

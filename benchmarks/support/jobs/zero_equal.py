@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from bagua_client import Configuration, tune
 from benchmarks.support.jobs.rank import run
 from benchmarks.support.workloads import training
-from benchmarks.support.workloads.zero import ZeroTraining
+from benchmarks.support.workloads.sharded import ZeroTraining
 
 RECUT, LIVE, AGAIN = "re-cut before each step", "tuned live", "untouched again"
 

@@ -166,8 +166,7 @@ def _convolution(name: str, inputs: int, outputs: int, kernel: int, size: int) -
 
 
 def _linear(name: str, inputs: int, outputs: int, tokens: int = 1) -> Layer:
-    named = ((f"{name}.weight", (outputs, inputs)), (f"{name}.bias", (outputs,)))
-    return Layer(named, 2.0 * inputs * outputs * tokens)
+    return _product(name, outputs, inputs, tokens, True)
 
 
 def _norm(name: str, width: int) -> Layer:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import skopt
@@ -27,9 +26,7 @@ from benchmarks.support.searches.engines import ENGINES, Engine
 from benchmarks.support.searches.landscape import (
     Landscape,
     Measurement,
-    bytes_of,
     half_exponents,
-    nearest_half_exponent,
 )
 from tests.autotune.simulated_job import KNOBS, SWITCH_STEPS
 
@@ -93,16 +90,12 @@ def _rung_steps(steps: int, arms: int) -> int:
 
 
 class SkoptEngine:
-    """See Engine: a Gaussian process with expected improvement, as scikit-optimize ships it.
-
-    The default is the first point, then come Halton points. A size is an integer, its exponent in
-    half-powers of two; any other knob is categorical.
-    """
+    """See Engine: a Gaussian process with expected improvement, as scikit-optimize ships it. The
+    default is the first point, then come Halton points."""
 
     def __init__(self, landscape: Landscape, seed: int) -> None:
         warnings.filterwarnings("ignore", module="skopt")
-        self._sizes = {k for k, domain in landscape.space.items() if isinstance(domain, LogInteger)}
-        self._knobs = tuple(landscape.space)
+        self._landscape = landscape
         self._optimizer = skopt.Optimizer(
             [
                 skopt.space.Integer(half_exponents(domain)[0], half_exponents(domain)[-1])
@@ -116,36 +109,23 @@ class SkoptEngine:
             initial_point_generator="halton",
             random_state=seed,
         )
-        self._baseline = landscape.baseline
         self._best: tuple[float, Configuration] | None = None
 
     def ask(self) -> Configuration:
         if self._best is None:
-            return self._baseline
-        values = zip(self._knobs, self._optimizer.ask(), strict=True)
-        return Configuration(
-            {k: bytes_of(int(v)) if k in self._sizes else _plain(v) for k, v in values}
-        )
+            return self._landscape.baseline
+        values = zip(self._landscape.space, self._optimizer.ask(), strict=True)
+        return self._landscape.configuration(dict(values))
 
     def tell(self, configuration: Configuration, measurement: Measurement) -> None:
-        point = [
-            nearest_half_exponent(configuration.number(knob))
-            if knob in self._sizes
-            else configuration[knob]
-            for knob in self._knobs
-        ]
+        point = [*self._landscape.parameters(configuration).values()]
         self._optimizer.tell(point, measurement.seconds)
         if self._best is None or measurement.seconds < self._best[0]:
             self._best = measurement.seconds, configuration
 
     def best(self) -> Configuration:
         """The trial of the lowest measurement."""
-        return self._best[1] if self._best else self._baseline
-
-
-def _plain(value: Any) -> int | str:
-    """A level of a knob, as Python's own type: scikit-optimize answers with numpy's."""
-    return str(value) if isinstance(value, str) else int(value)
+        return self._best[1] if self._best else self._landscape.baseline
 
 
 def by_engine(make: Callable[[Landscape, int], Engine], road: Road, seed: int) -> Configuration:

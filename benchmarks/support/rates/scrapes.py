@@ -17,8 +17,7 @@ from bagua_autotune.store.engine.tables import Base
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
-from benchmarks.support.rates.limit import report_content
-from benchmarks.support.rates.load import Connection, register, serving
+from benchmarks.support.rates.load import Connection, register, report_content, serving
 from tests.autotune.simulated_job import SimulatedJob
 
 MOST_SCRAPE_MS = 200.0
@@ -31,10 +30,7 @@ MOST_STEPS = 5000
 TRIALS = 6
 # Of jobs that have reported: so many are surely read anew by one scrape.
 READ_AT_ONCE = 10
-STARTED, TOLD = (
-    b"\nbagua_autotune_job_started_timestamp_seconds{",
-    b"\nbagua_autotune_job_ranks{",
-)
+STARTED, TOLD = (b"\nbagua_autotune_job_started_timestamp_seconds{", b"\nbagua_autotune_job_ranks{")
 
 
 @dataclass(frozen=True)

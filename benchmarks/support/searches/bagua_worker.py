@@ -1,4 +1,4 @@
-"""Bagua's own optimiser behind a pipe; runs in an environment of Bagua's (see bagua_optimizer).
+"""Bagua's own optimiser behind a pipe; runs in an environment of Bagua's (see engines.py).
 
 Each line of the input is one JSON object, and each is answered by one line:
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -65,10 +66,6 @@ def half_exponents(domain: LogInteger) -> range:
     return range(round(2 * math.log2(domain.low)), round(2 * math.log2(domain.high)) + 1)
 
 
-def nearest_half_exponent(size_bytes: int) -> int:
-    return round(2 * math.log2(size_bytes))
-
-
 class Landscape:
     """One simulated job in one space, with the truth about every configuration.
 
@@ -91,6 +88,27 @@ class Landscape:
             {
                 knob: domain.values[0] if isinstance(domain, Categorical) else BASELINE_BYTES
                 for knob, domain in self.space.items()
+            }
+        )
+
+    def parameters(self, configuration: Configuration) -> dict[str, Value]:
+        """A configuration as other searches take it: a size is an integer, its exponent in
+        half-powers of two."""
+        return {
+            knob: round(2 * math.log2(configuration.number(knob)))
+            if isinstance(domain, LogInteger)
+            else configuration[knob]
+            for knob, domain in self.space.items()
+        }
+
+    def configuration(self, parameters: Mapping[str, Any]) -> Configuration:
+        """Which has these parameters, maybe of numpy's types."""
+        return Configuration(
+            {
+                knob: bytes_of(int(value))
+                if isinstance(self.space[knob], LogInteger)
+                else (str(value) if isinstance(value, str) else int(value))
+                for knob, value in parameters.items()
             }
         )
 

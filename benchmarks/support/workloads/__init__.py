@@ -49,7 +49,7 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
     """
     name = spec["workload"]
     if spec.get("sharding") == "zero":
-        from .zero import ZeroTraining
+        from .sharded import ZeroTraining
 
         return ZeroTraining(name, device, spec["deepspeed"])
     if spec.get("sharding"):

@@ -13,9 +13,9 @@ from benchmarks.support.cells.cell import (
     TUNED_ALLOWED,
     Cell,
     ours,
+    run_off_arms,
     sweep_arms,
 )
-from benchmarks.support.cells.selection import run_off_arms
 from benchmarks.support.harness import spread
 
 MIB = 1024 * 1024

@@ -1,19 +1,34 @@
-"""The bench goes on after a cell that failed, resumes, and reports what is there."""
+"""The bench goes on after a cell that failed, and reports what is there; what is measured in cells
+on GPUs, and what that is compared with.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bagua_client import Configuration
 from benchmarks import gain
-from benchmarks.support.cells.cell import FULL, Cell, Effort
-from benchmarks.support.cells.jobs import CellError
-from benchmarks.support.cells.run import run_cell
-from benchmarks.support.cells.selection import finalists
+from benchmarks.support.cells.cell import (
+    COMPRESSED,
+    FULL,
+    ON_GPUS,
+    SMOKE,
+    Cell,
+    Effort,
+    finalists,
+    is_swept,
+    sweep_arms,
+)
+from benchmarks.support.cells.figures import Figures, figures_of, goals
+from benchmarks.support.cells.report import show
+from benchmarks.support.cells.run import CellError, run_cell
 from benchmarks.support.harness import Spread, ratio, spread
 from benchmarks.testbed import tools
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
@@ -56,27 +71,6 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
     assert written["goals"][0]["is_met"] is True
     assert written["failures"] == {"vgg16-1gbit-2x2": "tune.py ended with exit code 1"}
     assert earlier.exists()
-
-
-def test_resuming_runs_only_what_is_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = []
-
-    def run(cell: Cell, effort: Effort, output: Path, loopback: bool) -> Path:
-        ran.append(cell.model)
-        return write_made_up(cell, effort, output)
-
-    monkeypatch.setattr(gain, "run_cell", run)
-    assert gain.run_all(CELLS, FULL, tmp_path, resume=False) == {
-        "vgg16-1gbit-2x2": "tune.py ended with exit code 1"
-    }
-    ran.clear()
-    gain.run_all(CELLS, FULL, tmp_path, resume=True)
-    assert ran == ["vgg16"]
-    ran.clear()
-    gain.run_all(CELLS, FULL, tmp_path, resume=False)
-    assert ran == ["resnet50", "vgg16", "bert-base"]
 
 
 def test_a_cell_that_was_run_otherwise_is_not_done(tmp_path: Path) -> None:
@@ -159,26 +153,6 @@ def test_without_hosts_of_its_own_a_cell_is_not_measured_unless_that_is_asked_fo
     assert earlier.read_text() == "an earlier one's"
 
 
-@pytest.mark.parametrize(
-    "otherwise",
-    [
-        Cell("resnet50", "1gbit", gradient_bytes=100_000_000),
-        Cell("resnet50", "1gbit", compute_seconds=0.5),
-        Cell("resnet50", "1gbit", device="cuda"),
-        Cell("resnet50", "1gbit", smoke=True),
-    ],
-)
-def test_cells_that_differ_have_files_of_their_own(otherwise: Cell) -> None:
-    assert otherwise.name != CELLS[0].name == "resnet50-1gbit-2x2"
-
-
-def test_by_default_there_are_12_cells() -> None:
-    cells, effort = gain.chosen_cells(options())
-    assert len({cell.name for cell in cells}) == 12
-    assert len(effort.sizes_bytes) >= 8
-    assert {1 * MIB, 5 * MIB, 10 * MIB, 25 * MIB} < {*effort.sizes_bytes}
-
-
 def test_cells_are_repeated_under_names_of_their_own() -> None:
     given = options("--models", "gpt2-small", "--networks", "300mbit", "--repeat", "2")
     cells, _ = gain.chosen_cells(given)
@@ -188,6 +162,59 @@ def test_cells_are_repeated_under_names_of_their_own() -> None:
     ]
 
 
-def test_an_arm_that_was_never_measured_is_an_error() -> None:
-    with pytest.raises(ValueError):
-        spread([[], []])
+TUNED = Configuration(25 * MIB, channels=8)
+TIMES = {"stock default": 3.4, "stock 100 MiB": 3.0, "flat 25 MiB, 8 channels": 0.97}
+TIMES |= {"stock 5 MiB": 3.6, "stock 10 MiB": 3.5, "stock 50 MiB": 3.2}
+TIMES |= {COMPRESSED: 2.0, "tuned, 16 bits allowed": 0.6, "flat 10 MiB": 3.3}
+
+
+def gpu_cell(model: str = "vgg16", network: str = "unshaped", **fields: Any) -> Cell:
+    return Cell(model, network, ranks_per_node=1, device="cuda", **fields)
+
+
+def figures(
+    times: Mapping[str, float] = TIMES, cell: Cell | None = None, **changes: Any
+) -> Figures:
+    changes = {"allow": "bfloat16", **changes}
+    return figures_of(made_up_cell(cell or gpu_cell(), times, TUNED, **changes))
+
+
+def test_the_sweep_has_channels_and_the_run_off_all_that_is_compared() -> None:
+    swept = [arm for arm in sweep_arms(gpu_cell(), ON_GPUS) if is_swept(arm)]
+    assert len({arm["name"] for arm in swept}) == 24
+    assert {arm["configuration"]["channels"] for arm in swept} == {1, 2, 4, 8}
+    found = figures()
+    assert {COMPRESSED, "tuned, 16 bits allowed", "stock 100 MiB"} <= set(found.run_off)
+    assert found.best == "flat 25 MiB, 8 channels"
+    # Of one channel, as the default is.
+    assert found.over_scaled_bagua_default.over == "flat 10 MiB"
+
+
+def test_where_one_connection_gets_a_share_channels_are_swept_on_processors_too() -> None:
+    plain = sweep_arms(Cell("vgg16", "1gbit"), FULL)
+    shared = sweep_arms(Cell("vgg16", "1gbit-flow200mbit"), FULL)
+    more = [arm for arm in shared if arm not in plain]
+    assert {arm["configuration"]["channels"] for arm in more} == {2, 4}
+    assert len({arm["name"] for arm in shared}) == len(shared) == len(plain) + 12
+
+
+def test_the_tables_show_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [figures(), figures(cell=gpu_cell("bert-base"), allow="")]
+    show(found, goals(found), as_markdown=True)
+    printed = capsys.readouterr().out
+    assert "bucket 25 MiB, bf16 on the wire (changes the numbers) | 160 |" in printed
+    for table in printed.split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_what_is_asked_for_on_the_command_line() -> None:
+    words = "--device cuda --nodes 2 --ranks-per-node 1 --models vgg16 gpt2 --networks 25gbit"
+    words += " --allow bfloat16 --run-off-rounds 3 --sweep-steps 1"
+    cells, effort = gain.chosen_cells(gain.arguments(words.split()))
+    assert [cell.name for cell in cells] == ["vgg16-25gbit-2x1-cuda", "gpt2-small-25gbit-2x1-cuda"]
+    assert effort.allow == "bfloat16"
+    assert (effort.sizes_bytes, effort.run_off_rounds) == (ON_GPUS.sizes_bytes, 3)
+    assert (effort.sweep_rounds, effort.sweep_steps) == (1, 1)
+    assert gain.chosen_cells(gain.arguments([]))[1] == FULL
+    assert gain.chosen_cells(gain.arguments(["--smoke"]))[1] == SMOKE

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.testbed import Network, Testbed, probe
 from benchmarks.testbed.__main__ import read_since, written
-from benchmarks.testbed.processes import ProcessError, read_line
+from benchmarks.testbed.job import ProcessError, read_line
 
 pytestmark = pytest.mark.slow
 

@@ -173,33 +173,3 @@ def test_the_models_are_of_their_published_sizes() -> None:
     # With what only pre-training has: BERT-base alone has 109 million.
     assert 109e6 < sizes["bert-base"] < 112e6
     assert sizes["gpt2-small"] == pytest.approx(124.4e6, rel=0.001)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "gpt2-small"])
-def test_the_largest_tensor_keeps_its_share(name: str) -> None:
-    shares = []
-    for model in (architecture(name), scaled(architecture(name), 20_000_000)):
-        sizes = [tensor.bytes for tensor in model.workload().tensors]
-        shares.append(max(sizes) / sum(sizes))
-    assert shares[1] == pytest.approx(shares[0], rel=0.1)
-
-
-def test_kernels_and_the_channels_of_images_are_no_widths() -> None:
-    (_, shape), *_ = scaled(architecture("resnet50"), 20_000_000).layers[0].parameters
-    assert shape[0] < 64
-    assert shape[1:] == (3, 7, 7)
-
-
-def test_gradients_are_written_once_and_come_from_the_last_layer_to_the_first() -> None:
-    model = SleepingModel(SMALL, rank=1)
-    order: list[int] = []
-    for index, parameter in enumerate(model.parameters()):
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
-    model(torch.zeros((), requires_grad=True)).backward()
-    assert [sorted(order[:2]), sorted(order[2:])] == [[2, 3], [0, 1]]
-    for index, (parameter, written) in enumerate(
-        zip(model.parameters(), model._gradients, strict=True)
-    ):
-        assert parameter.grad is not None
-        assert parameter.grad.data_ptr() == written.data_ptr()
-        assert bool((parameter.grad == gradient_value(index, 1)).all())

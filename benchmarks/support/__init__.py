@@ -1,1 +1,0 @@
-"""What the benchmarks are made of; none of it is a benchmark by itself."""

@@ -1,1 +1,0 @@
-"""What goes wrong between jobs and their service, on purpose, and what must hold all the same."""

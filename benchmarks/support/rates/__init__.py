@@ -1,1 +1,0 @@
-"""The parts of rates.py, and the load that they make."""

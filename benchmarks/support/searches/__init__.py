@@ -1,1 +1,0 @@
-"""What search.py compares: engines, on the landscapes of simulated jobs."""
