@@ -63,7 +63,12 @@ Change = Callable[[Known], tuple[Family, int]]
 
 
 class Storage:
-    """Families in the store. Methods with an alias raise NotRegistered if it means none."""
+    """Families in the store. Methods with an alias raise NotRegistered if it means none.
+
+    What is remembered may be old, as another replica may have changed it: so nothing is stored but
+    by a statement that compares the revision. Where that fails, the family is read again and the
+    change made anew.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class CsvLog(TunerListener):
-    """Appends to ``bagua_autotune_<job id>.csv`` in a folder."""
+    """One line for each measured trial, in ``bagua_autotune_<job id>.csv`` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -146,7 +146,7 @@ class CellError(RuntimeError):
 
 
 class Jobs:
-    """See the module.
+    """The jobs of one cell, all on its testbed.
 
     Args:
         name: of the cell.

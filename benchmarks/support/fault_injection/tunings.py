@@ -40,7 +40,8 @@ PAUSE_SECONDS = 0.002
 
 
 class ReportingTuner:
-    """What a simulated job says to its tuner goes to the reporter."""
+    """What a simulated job says to its tuner goes to the client's own reporter, and so to a real
+    service."""
 
     def __init__(self, url: str, server_wait_seconds: float) -> None:
         self._environment = Environment(url=url, server_wait_seconds=server_wait_seconds)
