@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.api.bodies import BOUNDS, LARGEST_BODY_BYTES, MARKS_OF_ALL, Bounds, parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.comparison import OBJECTIVES
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, Job, JobName, Trial
 from bagua_autotune.model.received import Label
 from bagua_autotune.settings import Settings
 from bagua_autotune.store.engine.location import FILE_MODE
-from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.background import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_v1.directory import NotRegistered
 from bagua_v1.hyperparameters import tensor, to_configuration

@@ -104,8 +104,8 @@ def config(stage: int, samples: int = SAMPLES) -> dict[str, Any]:
 
 
 class ZeroTraining:
-    """Computes and reduces in bfloat16, and ZeRO spreads the rest; trained on random data by torch's
-    AdamW, of which nothing has to be compiled.
+    """Computes and reduces in bfloat16, and ZeRO spreads the rest; trained on random data by
+    torch's AdamW, of which nothing has to be compiled.
 
     Args:
         config: what DeepSpeed's file says.
