@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.api.bodies import BOUNDS, LARGEST_BODY_BYTES, MARKS_OF_ALL, Bounds, parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.measuring.comparison import OBJECTIVES
+from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, Job, JobName, Trial
 from bagua_autotune.model.received import Label
 from bagua_autotune.settings import Settings

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean, median
 
-from bagua_autotune.measuring.comparison import bounded
+from bagua_autotune.measuring.against_default import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits, Observation
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.tuner import Tuner

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.measuring.comparison import LARGEST_SPEED
+from bagua_autotune.measuring.against_default import LARGEST_SPEED
 from bagua_autotune.model.job import Observation
 from bagua_v1.directory import family_key, stem
 from bagua_v1.hyperparameters import (

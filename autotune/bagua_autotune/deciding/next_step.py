@@ -16,7 +16,7 @@ from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import allowed_steps, bill, make_result, spent_steps
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import correction
-from bagua_autotune.measuring.comparison import OBJECTIVES
+from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
 from bagua_autotune.measuring.standing import best, lowest, standing
 from bagua_autotune.measuring.visits import Visits, measured, settled, warmup_steps

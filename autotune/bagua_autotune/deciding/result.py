@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.decision import Keep
-from bagua_autotune.measuring.comparison import Objective
+from bagua_autotune.measuring.against_default import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of, standing
 from bagua_autotune.model.job import RUNS, Event, EventKind, Job, Result, Trial

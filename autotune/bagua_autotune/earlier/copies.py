@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from bagua_autotune.costs import Cost, Kind
 from bagua_autotune.earlier.heritage import MOST_ALIKE, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
-from bagua_autotune.measuring.comparison import LARGEST_SPEED
+from bagua_autotune.measuring.against_default import LARGEST_SPEED
 from bagua_autotune.model.job import (
     MOST_TENSORS,
     Earlier,

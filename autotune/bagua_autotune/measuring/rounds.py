@@ -18,7 +18,7 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
-from bagua_autotune.measuring.comparison import OBJECTIVES, Defaults, Objective
+from bagua_autotune.measuring.against_default import OBJECTIVES, Defaults, Objective
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import CUT_SHORT, Job, Limits, Observation, Trial
 from bagua_autotune.model.knobs import Categorical, algorithm_of

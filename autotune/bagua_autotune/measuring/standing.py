@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bagua_autotune.measuring.comparison import Comparison
+from bagua_autotune.measuring.against_default import Comparison
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.received import Memory, fullest

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
-from bagua_autotune.measuring.comparison import OBJECTIVES
+from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.metrics import families, text
 from bagua_autotune.model.job import SILENT_SECONDS, Job, Observation
 from bagua_autotune.store import Store

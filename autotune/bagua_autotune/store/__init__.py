@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sqlalchemy import select, update
 
+from bagua_autotune.store.claims import Claims
 from bagua_autotune.store.engine.database import Database
 from bagua_autotune.store.engine.tables import SchemaRow
 from bagua_autotune.store.errors import DiskFull
@@ -15,7 +16,7 @@ from bagua_autotune.store.families import StoredFamilies
 from bagua_autotune.store.jobs import StoredJobs
 from bagua_autotune.store.lives import StoredLives
 from bagua_autotune.store.observations import StoredObservations
-from bagua_autotune.store.trials import Claims, StoredTrials
+from bagua_autotune.store.trials import StoredTrials
 
 VERSION = select(SchemaRow.version)
 # The value that it has: all that counts is that it is written.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bagua_autotune.deciding.ending import MOST_TRIALS
 from bagua_autotune.deciding.next_step import step_cost
-from bagua_autotune.measuring.comparison import OBJECTIVES
+from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.measuring.rounds import Ceiling, Round
 from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import (

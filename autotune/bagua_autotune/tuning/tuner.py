@@ -26,7 +26,7 @@ from bagua_autotune.deciding.result import (
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.earlier.restart import describe_inherited
-from bagua_autotune.measuring.comparison import OBJECTIVES
+from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.model.job import (
     CONTACT_SECONDS,
@@ -43,9 +43,9 @@ from bagua_autotune.model.received import Memory
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store
+from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import Contact
-from bagua_autotune.store.trials import is_in_force
 from bagua_autotune.tuning.background import (
     Ahead,
     AtOnce,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.deciding.decision import told_searcher
 from bagua_autotune.earlier.knowledge import Knowledge
-from bagua_autotune.measuring.comparison import Objective
+from bagua_autotune.measuring.against_default import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import RUNS, Job, Trial

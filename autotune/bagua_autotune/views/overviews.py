@@ -17,8 +17,8 @@ from bagua_autotune.model.knobs import ConfigurationField, Knob, Space
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Store
+from bagua_autotune.store.claims import is_in_force
 from bagua_autotune.store.jobs import Contact, read_each
-from bagua_autotune.store.trials import is_in_force
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.lists import JobDetail, Page, ShownTrial, job_detail, shown_trials

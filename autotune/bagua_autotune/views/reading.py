@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bagua_autotune.measuring.comparison import OBJECTIVES, Objective
+from bagua_autotune.measuring.against_default import OBJECTIVES, Objective
 from bagua_autotune.measuring.rounds import Ceiling, Round, is_settled, read_ceilings
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Store

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.compressed import CompressedSum
+from bagua_client.communication.compressed_exchange import CompressedSum
 from bagua_client.communication.operations import Operation
 from bagua_client.compression import DTYPES, RANGE_ELEMENTS, check_range
 from bagua_client.configuration import Configuration

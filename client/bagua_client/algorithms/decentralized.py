@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.base import Algorithm, Weights, register
 from bagua_client.algorithms.companion import Companion, in_order
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.compressed import RingUpdate
+from bagua_client.communication.compressed_exchange import RingUpdate
 from bagua_client.communication.operations import AllReduce, Operation, PeerAverage
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration

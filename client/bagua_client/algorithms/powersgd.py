@@ -15,7 +15,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.compressed import LowRankBucket, LowRankSum
+from bagua_client.communication.compressed_exchange import LowRankBucket, LowRankSum
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private import power_sgd

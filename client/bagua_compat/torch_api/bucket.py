@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bagua_client.algorithms.companion import in_order
 from bagua_client.algorithms.decentralized import MODES, peer_of
-from bagua_client.communication.compressed import CompressedSum, RingUpdate
+from bagua_client.communication.compressed_exchange import CompressedSum, RingUpdate
 from bagua_client.communication.operations import Operation, PeerAverage, swap
 from bagua_compat.torch_api.communication import (
     BaguaProcessGroup,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import Bill, make_result
 from bagua_autotune.deciding.room import Room
-from bagua_autotune.measuring.comparison import Speed, StepTime
+from bagua_autotune.measuring.against_default import Speed, StepTime
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Categorical

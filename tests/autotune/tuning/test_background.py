@@ -16,7 +16,7 @@ import pytest
 from bagua_autotune.model.job import Event, Job, Observation, Trial
 from bagua_autotune.search.searcher import RandomSearcher
 from bagua_autotune.store import Store
-from bagua_autotune.store.trials import CLAIM_SECONDS, is_in_force
+from bagua_autotune.store.claims import CLAIM_SECONDS, is_in_force
 from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool, TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_wire.configuration import Configuration

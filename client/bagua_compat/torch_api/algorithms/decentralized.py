@@ -16,7 +16,7 @@ import torch.distributed as dist
 from bagua_client import algorithms as ours
 from bagua_client.algorithms.base import Weights
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.compressed import RingUpdate
+from bagua_client.communication.compressed_exchange import RingUpdate
 from bagua_client.communication.operations import AllReduce, Operation, Start
 from bagua_client.configuration import Configuration
 from bagua_compat.torch_api.algorithms.base import Trained

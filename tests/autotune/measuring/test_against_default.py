@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.measuring.comparison import Defaults, StepTime
+from bagua_autotune.measuring.against_default import Defaults, StepTime
 from bagua_autotune.measuring.rounds import Round, ceiling
 from bagua_autotune.measuring.standing import best
 from bagua_autotune.model.job import Job, Observation, Trial
