@@ -1,5 +1,5 @@
-"""Knobs and their kinds: which values one can have, and how people write and read
-them. The knobs themselves are in knobs.py."""
+"""Knobs and their kinds: which values one can have, and how people write and read them. The knobs
+themselves are in knobs.py."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
 
 
 class Kind:
-    """A kind of knobs: what they have in common. Without more than ``checked`` a tuning tries the
-    values that others find, and a user may choose none.
+    """A kind of knobs. One that defines only ``checked`` leaves it to others which values are
+    tried, and a user may choose none.
 
     Attributes:
         tried: the values that a tuning tries, if they are few; those of a job may be fewer.
         is_open: whether a user may have other values tried.
     """
 
-    tried: tuple[Value, ...] = ()
+    tried: tuple[Value, ...]
     is_open = False
 
     @property
@@ -163,6 +163,7 @@ class SizeRange(Kind):
 
     low_bytes: int
     high_bytes: int
+    tried = ()
     is_open = True
     may_say = "a size such as 4MiB, or a range such as 1MiB..64MiB"
 
@@ -185,6 +186,7 @@ class Number(Kind):
     """
 
     in_words: Mapping[int, str] = field(default_factory=dict)
+    tried = ()
     is_open = True
     may_say = "one or some whole numbers such as 0/4/12"
 
@@ -203,6 +205,8 @@ class Number(Kind):
 class Counts(Kind):
     """A list: how many tensors each bucket holds. The search finds those that are tried."""
 
+    tried = ()
+
     def checked(self, name: str, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{name} must be a list of tensor counts, not {value!r}")
@@ -217,6 +221,8 @@ class Counts(Kind):
 
 class Name(Kind):
     """The name of something that is looked up elsewhere."""
+
+    tried = ()
 
     def checked(self, name: str, value: Any) -> Any:
         if not isinstance(value, str):

@@ -197,7 +197,7 @@ def agreed(group: Group, variable: str, answer: str, differs: str) -> bool:
     it answer. One where another variable is set answers, but waits for nobody.
 
     Args:
-        answer: what it says, or UNSET; one that begins with verdict's REFUSAL decides: no.
+        answer: what it says, or UNSET; one that begins with REFUSAL decides: no.
         differs: what is wrong where ranks have other values than the others, with ``{}`` in the
             place of their numbers.
     """

@@ -233,7 +233,7 @@ class Communicator:
         """The model is gone on this rank: its groups are there for the next one. Not collective."""
         while self._made:
             group, (kind, birth) = self._made.popitem()
-            process_groups.keep(kind, birth, group)
+            process_groups.keep_spare(kind, birth, group)
 
     def leave(self) -> None:
         """Let go of all groups but the user's, which was destroyed, or is not the model's any more.
@@ -374,7 +374,7 @@ class Communicator:
         limit = None if options is None else process_groups.limit_of(options)
         kind = (tuple(map(tuple, parts)), backend, timeout, limit)
         birth, spare = self._next_number(kind, partition)
-        own = process_groups.take(kind, spare) if spare is not None else None
+        own = process_groups.take_spare(kind, spare) if spare is not None else None
         for part, ranks in zip(parts, partition, strict=True) if own is None else ():
             if self.world_size == dist.get_world_size():
                 group = dist.new_group(part, timeout, backend, options)
@@ -400,7 +400,7 @@ class Communicator:
         highest = max(len(torch_groups.pg_names()), _groups_made)
         if self._failure is not None:
             highest = FAILED
-        own = torch.tensor([highest, *process_groups.offer(kind)], device=self.device)
+        own = torch.tensor([highest, *process_groups.offer_spares(kind)], device=self.device)
         gathered = [torch.zeros_like(own) for _ in range(self.world_size)]
         dist.all_gather(gathered, own, group=self.everyone)
         by_rank = torch.stack(gathered).tolist()
@@ -410,7 +410,7 @@ class Communicator:
             raise self._failure or _FailedElsewhere(f"rank {ranks} could not make a group")
         birth = max(number for number, *_ in by_rank)
         _groups_made = birth + 1
-        return birth, process_groups.choose([offers for _, *offers in by_rank], partition)
+        return birth, process_groups.choose_spare([offers for _, *offers in by_rank], partition)
 
 
 class _FailedElsewhere(RuntimeError):

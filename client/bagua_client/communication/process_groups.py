@@ -78,7 +78,7 @@ NONE = -1
 _spares: dict[Hashable, dict[int, dist.ProcessGroup]] = {}
 
 
-def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
+def keep_spare(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
     """Keep ``group``, which this rank needs no more.
 
     Args:
@@ -92,10 +92,9 @@ def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
         _spares.setdefault(kind, {})[birth] = group
 
 
-def offer(kind: Hashable) -> list[int]:
-    """Return this rank's spare groups, for :func:`choose`: the births of all, then the operations
-    that each issued.
-    """
+def offer_spares(kind: Hashable) -> list[int]:
+    """Return this rank's spare groups, for :func:`choose_spare`: the births of all, then how many
+    operations each issued."""
     forget_destroyed()
     found = _spares.get(kind, {})
     births = sorted(found)[:OFFERED]
@@ -114,7 +113,7 @@ def forget_destroyed() -> None:
             del _spares[kind]
 
 
-def choose(offers: Sequence[Sequence[int]], partition: Sequence[Sequence[int]]) -> int | None:
+def choose_spare(offers: Sequence[Sequence[int]], partition: Sequence[Sequence[int]]) -> int | None:
     """The birth of the groups that all ranks can use again; None: there are none.
 
     A group of which its ranks issued different numbers of operations is of no use: the next
@@ -132,6 +131,6 @@ def choose(offers: Sequence[Sequence[int]], partition: Sequence[Sequence[int]]) 
     return None
 
 
-def take(kind: Hashable, birth: int) -> dist.ProcessGroup:
-    """The spare group that :func:`choose` found."""
+def take_spare(kind: Hashable, birth: int) -> dist.ProcessGroup:
+    """The spare group that :func:`choose_spare` found."""
     return _spares[kind].pop(birth)

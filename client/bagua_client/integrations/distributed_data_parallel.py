@@ -33,7 +33,6 @@ from bagua_client.reducer.offer import (
 )
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.torch_private.groups import free_after
 from bagua_client.torch_private.reducer import (
     DEFAULT_CAPS,
     caps_of,
@@ -361,7 +360,6 @@ def _start(
 ) -> Beginning:
     tunable, name = partial(tunable_of, wrapper), type(wrapper.module).__name__
     group = wrapper.process_group
-    free_after(group, wrapper)
     return Beginning(name, group, refusal, tunable, optimizers, wrapper=wrapper)
 
 

@@ -125,8 +125,13 @@ class Profiler:
         if timeline is not None and timeline.ready and timeline.started and is_first:
             self._recordings.append(
                 Recording(
-                    *(self._trial, step, self._clock, timeline),
-                    *(self._began, self._clock.mark(), self._tunable.order),
+                    trial=self._trial,
+                    step=step,
+                    clock=self._clock,
+                    timeline=timeline,
+                    began=self._began,
+                    ended=self._clock.mark(),
+                    order=self._tunable.order,
                 )
             )
         if step + 1 in self._steps and is_first:

@@ -1,6 +1,5 @@
-"""What is seen of a model's steps on one rank: the order in which its gradients become ready, and,
-where somebody records a step, when.
-"""
+"""What is seen of a model's steps on one rank: the order in which its gradients become ready,
+where its reductions end, and, where somebody records a step, when."""
 
 from __future__ import annotations
 

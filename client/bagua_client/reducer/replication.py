@@ -115,16 +115,18 @@ class Moments:
 
         self._algorithm = algorithm
         weights = ModelWeights(model.parameters, algorithm, model.communicator, layout)
-        self._weights, handle = weights, at_each_step(self._optimizer_stepped)
+        self._weights = weights
+        self._ours = {id(parameter) for parameter in model.parameters}
+        self._missing: set[int] = set()
+        # In the order of their first steps, which is the same on all ranks.
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        # Last, as an optimizer may step at once in another thread.
+        handle = at_each_step(self._optimizer_stepped)
 
         def close() -> None:  # Holds nothing that holds the wrapper.
             handle.remove()
             weights.close()
 
-        self._ours = {id(parameter) for parameter in model.parameters}
-        self._missing: set[int] = set()
-        # In the order of their first steps, which is the same on all ranks.
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._close: Callable[[], object] = weakref.finalize(wrapper, close)
 
     def catch_up(self) -> None:

@@ -325,7 +325,7 @@ class TunableReducer(Tunable):
 
     @property
     def stands_back(self) -> bool:
-        """Inside ``join`` they may."""
+        """Whether the training is inside ``join``, where ranks may end one by one."""
         return self._may_join and torchs.is_join_enabled(self._cut.ddp)
 
     def give_way(self) -> None:

@@ -357,8 +357,8 @@ class ServiceClient:
     """One job at one service.
 
     All methods except :meth:`copy` and :meth:`bring` return the job's state. All raise the errors
-    of :meth:`Transport.send`; JobUnknown means that the job is not
-    (or no longer) registered, or that the service has no such request.
+    of :meth:`Transport.send`; JobUnknown means that the job is not (or no longer) registered, or
+    that the service has no such request.
     """
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:

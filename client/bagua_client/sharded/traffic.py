@@ -331,11 +331,11 @@ class Traffic:
                 return group.allreduce(tensors, options)
             link.all_reduce(tensor.view(-1), options.reduceOp)
             return None
+        sent = tensor.to(self.narrower(tensor) or tensor.dtype)
         with self.travels(self.scatter_begins, unit, tensor.nbytes):
-            sent = tensor.to(self.narrower(tensor) or tensor.dtype)
             (link or Link([group])).all_reduce(sent.view(-1), options.reduceOp)
-            if sent is not tensor:
-                tensor.copy_(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
         return None
 
     def narrower(self, tensor: torch.Tensor) -> torch.dtype | None:

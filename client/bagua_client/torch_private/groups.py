@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -156,20 +155,6 @@ def when_destroyed(callback: Callable[[], object]) -> None:
             found()
 
     weakref.finalize(life, call).atexit = False
-
-
-_freed_last: list[dist.ProcessGroup] = []
-atexit.register(_freed_last.clear)
-
-
-def free_after(group: dist.ProcessGroup, model: object) -> None:
-    """Free ``group`` only after ``model``, a wrapper with torch's reducer.
-
-    If that reducer is the last that holds a gloo group, it waits for gloo's threads without letting
-    go of the interpreter, which they may need to free what they reduced last: a training that
-    returns right after its last collective never ends (pytorch#56297).
-    """
-    weakref.finalize(model, _freed_last.__setitem__, slice(None), [group]).atexit = False
 
 
 def operations_of(group: dist.ProcessGroup) -> int:

@@ -174,6 +174,15 @@ class WithMoments(DistributedDataParallel):
         else:
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
+    def __del__(self) -> None:
+        """Free torch's reducer before its process group.
+
+        If it is the last that holds a gloo group, it waits for gloo's threads without letting go of
+        the interpreter, which they may need to free what they reduced last: a training that returns
+        right after its last collective never ends (pytorch#56297).
+        """
+        let_go(self)
+
     @untraced
     def _begin_forward(self) -> None:
         self._forward_begins()
@@ -251,7 +260,7 @@ def let_go(ddp: DistributedDataParallel) -> None:
     """Take torch's reducer away from weights that another wrapper is to train: two would both
     reduce their gradients. The wrapper cannot train after that."""
     vars(ddp).pop("reducer", None)
-    ddp.logger = None
+    vars(ddp)["logger"] = None  # It holds the reducer.
 
 
 # What torch's compiler has done in this process; it is asked only where the job has loaded it.

@@ -1,4 +1,5 @@
-"""How many blocks of one model are recomputed, on one rank.
+"""How many blocks of one model are recomputed, on one rank: how each is found, watched and
+switched, and what is known of all of them together.
 
 A block that keeps its activations computes the same as one that recomputes them; what forbids that
 is seen in the first steps. The last blocks are the first to keep theirs: the backward pass begins
@@ -211,7 +212,7 @@ def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
     return found, left
 
 
-# All of them.
+# The blocks of one model together.
 
 SHARES_KEPT = (0.25, 0.5, 0.75, 1.0)
 """Of the blocks whose activations fit in the memory, those that are tried as kept, beside none."""

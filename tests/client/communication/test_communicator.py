@@ -285,7 +285,7 @@ def _offer(**issued: int) -> list[int]:
 def test_groups_are_used_again_where_their_ranks_are_at_the_same_operation(
     offers: list[list[int]], birth: int | None
 ) -> None:
-    assert process_groups.choose(offers, [[0, 1], [2]]) == birth
+    assert process_groups.choose_spare(offers, [[0, 1], [2]]) == birth
 
 
 GPU = torch.device("cuda", 0)
