@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,6 +42,20 @@ def test_names_that_differ_are_an_error_unless_asked_for(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match=r"Missing key"):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)))
     assert load_checkpoint(tmp_path, nn.Sequential(nn.Linear(3, 2)), strict=False) == 1
+
+
+def test_the_average_weighs_by_time() -> None:
+    with mock.patch.object(time, "time") as clock:
+        clock.return_value = 100.0
+        average = utils.StatisticalAverage()
+        for value, seconds in ((1.0, 1.0), (3.0, 1.0), (8.0, 2.0)):
+            clock.return_value += seconds
+            average.record(value)
+        assert average.total_recording_time() == 4
+        assert average.get(2) == 8
+        assert average.get(4) == (1 + 3 + 8 + 8) / 4
+        clock.return_value += 1
+        assert average.get(0.5) == 8
 
 
 def test_tensors_are_joined_and_parted() -> None:

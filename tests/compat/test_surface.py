@@ -177,6 +177,14 @@ def _difference(theirs: list[tuple[str, Any]], ours: Any) -> str:
     return f"{needed[0]} must have a default" if needed else ""
 
 
+def test_a_star_brings_functions_and_no_module() -> None:
+    brought: dict[str, Any] = {}
+    exec("from bagua_compat.torch_api.communication import *", brought)
+    assert {"allreduce", "ReduceOp", "new_group"} <= set(brought)
+    brought.pop("__builtins__")
+    assert [name for name, value in brought.items() if inspect.ismodule(value)] == []
+
+
 def test_functions_and_methods_take_bagua_s_arguments() -> None:
     different, compared = [], 0
     for name, path in _modules():

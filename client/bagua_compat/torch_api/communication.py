@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
 import io
 import os
 import pickle
@@ -28,13 +27,48 @@ import torch.distributed as dist
 from bagua_client.communication.communicator import Communicator as TrainingCommunicator
 from bagua_client.torch_private.groups import Store
 from bagua_compat.torch_api import env
-from bagua_compat.torch_api.communicator import Communicator as Communicator
-from bagua_compat.torch_api.communicator import ReduceOp as ReduceOp
-from bagua_compat.torch_api.communicator import device_of, new_stream
+from bagua_compat.torch_api.communicator import Communicator, ReduceOp, device_of, new_stream
 from bagua_compat.torch_api.tensor import backend_of
 from bagua_compat.torch_api.utils import apply_flattened_call
 
 get_backend = backend_of
+
+__all__ = [
+    "BaguaProcessGroup",
+    "CommMember",
+    "Communicator",
+    "ReduceOp",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_coalesced_inplace",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
+    "barrier",
+    "broadcast",
+    "broadcast_coalesced",
+    "broadcast_object",
+    "from_torch_group",
+    "gather",
+    "gather_inplace",
+    "get_backend",
+    "init_process_group",
+    "is_initialized",
+    "new_group",
+    "patch_process_group",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "scatter",
+    "scatter_inplace",
+    "send",
+]
+
 TIMEOUT = timedelta(minutes=30)
 """The longest time until all ranks must have come to :func:`init_process_group`, as in Bagua."""
 LAST_SECONDS = 0.2
@@ -320,46 +354,173 @@ def _member(comm: AnyCommunicator) -> Communicator | None:
     return comm
 
 
-def _function(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the function of a communicator's method, which takes ``comm`` after its arguments."""
-    signature = inspect.signature(method)
-    comm = inspect.Parameter("comm", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    arguments = [*list(signature.parameters.values())[1:], comm]
-    signature = signature.replace(parameters=arguments)
-
-    def function(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        *given, comm = bound.args
-        if member := _member(comm):
-            method(member, *given)
-
-    function.__name__ = function.__qualname__ = method.__name__
-    function.__doc__ = method.__doc__
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
+def send(tensor: torch.Tensor, dst: int, comm: AnyCommunicator = None) -> None:
+    """Send ``tensor`` to ``dst``."""
+    if member := _member(comm):
+        member.send(tensor, dst)
 
 
-send = _function(Communicator.send)
-recv = _function(Communicator.recv)
-broadcast = _function(Communicator.broadcast)
-reduce = _function(Communicator.reduce)
-reduce_inplace = _function(Communicator.reduce_inplace)
-allreduce = _function(Communicator.allreduce)
-allreduce_inplace = _function(Communicator.allreduce_inplace)
-reduce_scatter = _function(Communicator.reduce_scatter)
-reduce_scatter_inplace = _function(Communicator.reduce_scatter_inplace)
-allgather = _function(Communicator.allgather)
-allgather_inplace = _function(Communicator.allgather_inplace)
-gather = _function(Communicator.gather)
-gather_inplace = _function(Communicator.gather_inplace)
-scatter = _function(Communicator.scatter)
-scatter_inplace = _function(Communicator.scatter_inplace)
-alltoall = _function(Communicator.alltoall)
-alltoall_inplace = _function(Communicator.alltoall_inplace)
-alltoall_v = _function(Communicator.alltoall_v)
-alltoall_v_inplace = _function(Communicator.alltoall_v_inplace)
-barrier = _function(Communicator.barrier)
+def recv(tensor: torch.Tensor, src: int, comm: AnyCommunicator = None) -> None:
+    """Receive ``tensor`` from ``src``."""
+    if member := _member(comm):
+        member.recv(tensor, src)
+
+
+def broadcast(tensor: torch.Tensor, src: int = 0, comm: AnyCommunicator = None) -> None:
+    """Send ``tensor`` of ``src`` to all ranks."""
+    if member := _member(comm):
+        member.broadcast(tensor, src)
+
+
+def reduce(
+    send_tensor: torch.Tensor,
+    recv_tensor: torch.Tensor,
+    dst: int,
+    op: ReduceOp = ReduceOp.SUM,
+    comm: AnyCommunicator = None,
+) -> None:
+    """Reduce into ``recv_tensor`` of ``dst``."""
+    if member := _member(comm):
+        member.reduce(send_tensor, recv_tensor, dst, op)
+
+
+def reduce_inplace(
+    tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: AnyCommunicator = None
+) -> None:
+    """Reduce into ``tensor`` of ``dst``."""
+    if member := _member(comm):
+        member.reduce_inplace(tensor, dst, op)
+
+
+def allreduce(
+    send_tensor: torch.Tensor,
+    recv_tensor: torch.Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    comm: AnyCommunicator = None,
+) -> None:
+    """Reduce into ``recv_tensor`` of all."""
+    if member := _member(comm):
+        member.allreduce(send_tensor, recv_tensor, op)
+
+
+def allreduce_inplace(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: AnyCommunicator = None
+) -> None:
+    """Reduce into ``tensor`` of all."""
+    if member := _member(comm):
+        member.allreduce_inplace(tensor, op)
+
+
+def reduce_scatter(
+    send_tensor: torch.Tensor,
+    recv_tensor: torch.Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    comm: AnyCommunicator = None,
+) -> None:
+    """Reduce, and leave each with its part."""
+    if member := _member(comm):
+        member.reduce_scatter(send_tensor, recv_tensor, op)
+
+
+def reduce_scatter_inplace(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: AnyCommunicator = None
+) -> None:
+    """The same, to the start of ``tensor``."""
+    if member := _member(comm):
+        member.reduce_scatter_inplace(tensor, op)
+
+
+def allgather(
+    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: AnyCommunicator = None
+) -> None:
+    """Gather on all."""
+    if member := _member(comm):
+        member.allgather(send_tensor, recv_tensor)
+
+
+def allgather_inplace(tensor: torch.Tensor, comm: AnyCommunicator = None) -> None:
+    """Gather the own parts of all tensors on all."""
+    if member := _member(comm):
+        member.allgather_inplace(tensor)
+
+
+def gather(
+    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: AnyCommunicator = None
+) -> None:
+    """Gather on ``dst``."""
+    if member := _member(comm):
+        member.gather(send_tensor, recv_tensor, dst)
+
+
+def gather_inplace(
+    tensor: torch.Tensor, count: int, dst: int, comm: AnyCommunicator = None
+) -> None:
+    """Gather ``count`` elements of each in ``tensor`` of ``dst``."""
+    if member := _member(comm):
+        member.gather_inplace(tensor, count, dst)
+
+
+def scatter(
+    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: AnyCommunicator = None
+) -> None:
+    """Send each rank its part of ``send_tensor`` of ``src``."""
+    if member := _member(comm):
+        member.scatter(send_tensor, recv_tensor, src)
+
+
+def scatter_inplace(
+    tensor: torch.Tensor, count: int, src: int, comm: AnyCommunicator = None
+) -> None:
+    """Send each rank ``count`` elements of ``tensor`` of ``src``."""
+    if member := _member(comm):
+        member.scatter_inplace(tensor, count, src)
+
+
+def alltoall(
+    send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: AnyCommunicator = None
+) -> None:
+    """Send each rank its part, from each rank."""
+    if member := _member(comm):
+        member.alltoall(send_tensor, recv_tensor)
+
+
+def alltoall_inplace(tensor: torch.Tensor, comm: AnyCommunicator = None) -> None:
+    """The same, into ``tensor`` itself."""
+    if member := _member(comm):
+        member.alltoall_inplace(tensor)
+
+
+def alltoall_v(
+    send_tensor: torch.Tensor,
+    send_counts: Sequence[int],
+    send_displs: Sequence[int],
+    recv_tensor: torch.Tensor,
+    recv_counts: Sequence[int],
+    recv_displs: Sequence[int],
+    comm: AnyCommunicator = None,
+) -> None:
+    """Send each rank, from each rank, a part of any size from any place."""
+    if member := _member(comm):
+        member.alltoall_v(
+            send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs
+        )
+
+
+def alltoall_v_inplace(
+    tensor: torch.Tensor,
+    counts: Sequence[int],
+    displs: Sequence[int],
+    comm: AnyCommunicator = None,
+) -> None:
+    """The same, into ``tensor`` itself."""
+    if member := _member(comm):
+        member.alltoall_v_inplace(tensor, counts, displs)
+
+
+def barrier(comm: AnyCommunicator = None) -> None:
+    """Wait for all."""
+    if member := _member(comm):
+        member.barrier()
 
 
 def broadcast_coalesced(

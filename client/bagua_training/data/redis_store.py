@@ -26,6 +26,8 @@ except ImportError as error:
 from bagua_training.data.node import available_memory_bytes, node_address, share_on_node
 from bagua_training.data.store import ClusterStore, Store
 
+__all__ = ["RedisStore", "start_redis_server_cli"]
+
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2.0

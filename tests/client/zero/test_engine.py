@@ -17,6 +17,7 @@ import bagua_client
 from bagua_client.configuration import Configuration
 from bagua_client.integrations.zero_engine import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
+from bagua_client.tunable.memory import Lack
 from bagua_client.zero import PREFETCH, BucketsMemory, Sizes, held_bytes, refusal_of
 from tests.client.tunable.test_measured_memory import GIB, Device
 from tests.client.zero.models import (
@@ -313,6 +314,15 @@ def test_what_sizes_hold() -> None:
     assert held_bytes(Sizes(4 * GIB), buckets()) == (8 + 2 * 4) * GIB
     assert held_bytes(Sizes(4 * GIB), buckets(stage=3)) == 3 * 4 * GIB
     assert held_bytes(Sizes(GIB // 2, prefetch=GIB), buckets(stage=3)) == (3 + 2) * GIB
+
+
+@pytest.mark.parametrize(("bucket_bytes", "lack"), [(2 * GIB, Lack.OVER), (GIB // 2, Lack.NONE)])
+def test_only_a_larger_bucket_is_what_does_not_fit(bucket_bytes: int, lack: Lack) -> None:
+    device = Device()
+    memory = memory_on(device)
+    memory.begin(layout(bucket_bytes))
+    device.taken_bytes = 19 * GIB
+    assert memory.read().lack == lack
 
 
 def test_a_larger_bucket_is_tried_only_where_it_fits() -> None:
