@@ -14,7 +14,7 @@ from typing import Any
 
 from flask import Flask
 
-from bagua_autotune.api import admission, errors, unguarded, v2
+from bagua_autotune.api import admission, errors, open_routes, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.metrics.exposition import Siblings
@@ -47,8 +47,8 @@ def create_app(
     metrics.service.watch(app)
     admission.install(app, settings)
     admission.install_teams(app, store)
-    app.register_blueprint(unguarded.health(store, metrics))
-    app.register_blueprint(unguarded.page())
+    app.register_blueprint(open_routes.health(store, metrics))
+    app.register_blueprint(open_routes.page())
     app.register_blueprint(v2.blueprint(tuner, overviews))
     _add_protocols(app, tuner, settings)
     return app

@@ -1,9 +1,9 @@
 """Runs the service: one process with threads or several, until a signal or its parent's end.
 
-Several processes that serve one address are to the database replicas. Then the first one only
-watches the others, and starts again one that ends. It has a listening socket for each, among which
-the kernel shares the connections out, and keeps it: what connects while a process is started again
-waits for the new one.
+Of several processes that serve one address, each is a replica to the database. The one that
+started them only watches, and starts again one that ends. It has a listening socket for each, among
+which the kernel shares the connections out, and keeps it: what connects while a process is started
+again waits for the new one.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class CsvLog(TunerListener):
-    """One line for each measured trial, in ``bagua_autotune_<job id>.csv`` in a folder."""
+    """One line for each measured trial, in ``bagua_autotune_<job id>.csv`` in a folder;
+    ``BAGUA_IS_OUTPUT_AUTOTUNE_LOG`` switches it on, as in Bagua."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

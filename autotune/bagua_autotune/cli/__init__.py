@@ -1,4 +1,4 @@
-"""The command ``bagua-autotune``: whose commands are imported when they run.
+"""The command ``bagua-autotune``. Each of its commands is imported when it runs.
 
 Packages that the service does not need hang in by entry points: those of the group
 ``bagua_autotune.commands`` name a click command each, those of ``bagua_autotune.formats`` what

@@ -32,6 +32,7 @@ from bagua_wire.knobs import RECOMPUTED_KNOB
 FEWEST_VISITS = 2
 # Differences that a live job does not show, however many steps remain.
 SMALLEST_GAIN = 0.005
+# Where less than this is expected of the next trial, or of a second visit, it is not worth one.
 WORTH_A_TRIAL = 0.008
 # What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
 SWITCH_STEPS = 1.0

@@ -10,7 +10,7 @@ Round.shown.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,8 +55,14 @@ def memory_of(trials: Sequence[Trial], configuration: Configuration | None) -> M
 
 def best(round_: Round) -> Standing | None:
     """The configuration of the lowest cost; what failed is none, unless it is the default."""
-    latest = deque(course(round_), maxlen=1)
-    return latest[0][1] if latest else None
+    failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
+    failed.discard(round_.job.baseline)
+    measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    for trial in round_.trials:
+        if trial.estimate and trial.configuration not in failed:
+            measured[trial.configuration].append(trial.estimate)
+    standings = (Standing(tried, pooled(found)) for tried, found in measured.items())
+    return min(standings, key=_cost, default=None)
 
 
 def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:

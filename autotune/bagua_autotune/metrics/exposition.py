@@ -133,7 +133,7 @@ def _as_json(counts: Counts) -> bytes:
 NOBODY = "none"
 Kind = TypeVar("Kind", Info, Counter, Gauge, Histogram)
 REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-PROPOSAL_BUCKETS = REQUEST_BUCKETS[2:]
+PROPOSAL_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Counters without labels.
 COUNTS = {
     "failed_decisions": "Decisions that failed; each is tried again at the job's next report.",

@@ -1,4 +1,4 @@
-"""Search methods: which configuration to try next. One module each, found by name."""
+"""Search methods: which configuration to try next; found by name."""
 
 from __future__ import annotations
 

@@ -239,6 +239,7 @@ class BayesianSearcher:
         return self._fitted
 
 
+# The first trials of a search, before it has learned anything.
 SPREAD_TRIALS = 4
 # Of ordered values so many show the effect of the others. But of channels every other number is
 # tried if there is only one way to reduce: four may be slower than two, and eight faster than both

@@ -1,8 +1,8 @@
 """Decisions beside the requests: no rank waits while a Gaussian process is fitted. Of each job one
-is made at a time, by whatever replica is the first. And who is told of what the tuner does.
+is made at a time, by whatever replica is the first.
 
 It decides, which takes long, without a transaction open; then it makes the move in one, unless the
-job has moved on meanwhile.
+job has moved on meanwhile. What the tuner does is told to a ``TunerListener``.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _was_cut_short(job: Job) -> bool:
 
 class InHand(TunerListener):
     """Keeps the jobs whose ranks speak to this process, and ends them when nobody is left to speak
-    for them."""
+    for them. Of a service that one training has for itself."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

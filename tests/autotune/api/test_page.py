@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 import pytest
 from flask.testing import FlaskClient
 
-from bagua_autotune.api.unguarded import FOLDER
+from bagua_autotune.api.open_routes import FOLDER
 
 SHELLS = ("/", "/jobs/any-id")
 REFERENCE = re.compile(r'(?:src|href)="([^"]+)"')
