@@ -159,7 +159,7 @@ def show(runs: Sequence[Run]) -> None:
     for (space, noise), engines in groups.items():
         _print(
             f"{space} space ({', '.join(SPACES[space])}), {noise:.0%} noise: "
-            f"{trials} trials in {_count(engines)} runs",
+            f"{trials} trials in {max(of.runs for of in engines.values())} runs",
             [
                 "engine",
                 *(f"to within {t:.0%}" for t in TOLERANCES),
@@ -177,7 +177,10 @@ def show(runs: Sequence[Run]) -> None:
                 for engine, of in engines.items()
             ],
         )
-    _print_goals(_goals(groups))
+    goals = _goals(groups)
+    rows = [[what, found, "met" if is_met else "not met"] for what, found, is_met in goals]
+    if rows:
+        _print("goals (for 60 trials)", ["goal", "found", ""], rows)
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:
@@ -237,12 +240,6 @@ def _lost(what: str, ours: Figures, other: Figures, most: float) -> Goal:
     return what, found, ours.lost_steps <= most * other.lost_steps
 
 
-def _print_goals(goals: Sequence[Goal]) -> None:
-    rows = [[what, found, "met" if is_met else "not met"] for what, found, is_met in goals]
-    if rows:
-        _print("goals (for 60 trials)", ["goal", "found", ""], rows)
-
-
 def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     print(title)
     print_table(columns, [*rows])
@@ -251,10 +248,6 @@ def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 def _trials(found: float, trials: int) -> str:
     return f"{found:g}" if math.isfinite(found) else f"over {trials}"
-
-
-def _count(engines: dict[str, Figures]) -> int:
-    return max(of.runs for of in engines.values())
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:

@@ -220,8 +220,8 @@ def figures(rows: Sequence[Row]) -> Figures:
         "tunings": str(len(rows)),
         NAME_OF_SLOWER: _share(rows, "is_slower"),
         "claims that hold": f"{_share(winners, 'is_in_interval')} of {len(winners)}",
-        "steps: median, 95th": _steps(rows),
-        "lost: median, 95th": _lost(rows),
+        "steps: median, 95th": _typical(rows, "steps", ".0f"),
+        "lost: median, 95th": _typical(rows, "lost_steps", ".1f"),
         NAME_OF_REGRET: f"{fmean(regrets):.1%}, {median(regrets):.1%}, "
         f"{percentile(regrets, 0.95):.1%}",
         "within 2 %": f"{fmean(regret <= 0.02 for regret in regrets):.0%}",
@@ -309,14 +309,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
-def _steps(rows: Sequence[Row]) -> str:
-    steps = [row["steps"] for row in rows]
-    return f"{median(steps):.0f}, {percentile(steps, 0.95):.0f}"
-
-
-def _lost(rows: Sequence[Row]) -> str:
-    lost = [row["lost_steps"] for row in rows]
-    return f"{median(lost):.1f}, {percentile(lost, 0.95):.1f}"
+def _typical(rows: Sequence[Row], key: str, form: str) -> str:
+    values = [row[key] for row in rows]
+    return f"{median(values):{form}}, {percentile(values, 0.95):{form}}"
 
 
 def _share(rows: Sequence[Row], key: str) -> str:
