@@ -20,7 +20,7 @@ from tests.client.algorithms.small import loss_of, small_model
 from tests.compat.scripts import apart, begun_model, release_module, sgd, weights_of
 from tests.ranks import RankPool
 from tests.upstream_bagua import run
-from tests.upstream_bagua.running import PASSED, SKIPPED, copy_release, run_file
+from tests.upstream_bagua.running import PASSED, copy_release, run_file
 
 pytestmark = pytest.mark.slow
 
@@ -175,18 +175,18 @@ def test_bagua_s_own_file_averages_while_it_trains(two_ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "passed", "skipped"),
+    ("file", "passed"),
     [
-        ("torch_api/test_utils.py", 1, 0),
-        ("contrib/test_load_balancing_data_loader.py", 2, 0),
-        ("contrib/test_cached_dataset.py", 1, 0),
-        ("contrib/test_store.py", 2, 0),
+        ("contrib/test_load_balancing_data_loader.py", 2),
+        ("contrib/test_cached_dataset.py", 1),
+        ("contrib/test_store.py", 2),
     ],
 )
 def test_bagua_s_own_tests_pass_without_a_gpu(
-    file: str, passed: int, skipped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, passed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of those for GPUs, which fail where ranks have not ended within a minute."""
+    """None of those for GPUs, which fail where ranks have not ended within a minute, nor that of
+    StatisticalAverage, which allows a busy machine's clock a tenth of a second: test_parts.py."""
     if file in ("contrib/test_cached_dataset.py", "contrib/test_store.py"):
         pytest.importorskip("redis")
         if shutil.which("redis-server") is None:
@@ -195,7 +195,7 @@ def test_bagua_s_own_tests_pass_without_a_gpu(
     copy_release(tmp_path)
     results = list(run_file(tmp_path, file, devices=0))
     found = Counter(result.outcome for result in results)
-    assert found == Counter({PASSED: passed, SKIPPED: skipped}), results
+    assert found == Counter({PASSED: passed}), results
 
 
 def test_a_run_without_time_begins_no_file_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
