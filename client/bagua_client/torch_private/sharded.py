@@ -284,7 +284,8 @@ class Unit:
             self._hide_what_is_kept(is_training, kept_as is not own)
 
     def _note(self, **now: Any) -> None:
-        """What is there now, and ours has not put there, the training has set since."""
+        """Take what is there now, and ours has not put there, as set by the training since. Torch
+        never changes such a list in place, it puts another one there."""
         since = {name: value for name, value in now.items() if value is not self._put[name]}
         self.given = replace(self.given, **since)
 

@@ -425,7 +425,7 @@ def reduce_scatter(
 def reduce_scatter_inplace(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: AnyCommunicator = None
 ) -> None:
-    """The same, to the start of ``tensor``."""
+    """Reduce, and leave each with its part, at the start of ``tensor``."""
     if member := _member(comm):
         member.reduce_scatter_inplace(tensor, op)
 
@@ -485,7 +485,7 @@ def alltoall(
 
 
 def alltoall_inplace(tensor: torch.Tensor, comm: AnyCommunicator = None) -> None:
-    """The same, into ``tensor`` itself."""
+    """Send each rank its part of ``tensor``, from each rank, into ``tensor`` itself."""
     if member := _member(comm):
         member.alltoall_inplace(tensor)
 
@@ -512,7 +512,7 @@ def alltoall_v_inplace(
     displs: Sequence[int],
     comm: AnyCommunicator = None,
 ) -> None:
-    """The same, into ``tensor`` itself."""
+    """Send each rank, from each rank, a part of any size from any place, into ``tensor`` itself."""
     if member := _member(comm):
         member.alltoall_v_inplace(tensor, counts, displs)
 
