@@ -130,6 +130,7 @@ def test_bodies_that_would_not_fit_beside_those_that_come_are_told_to_come_again
         assert answer.status_code == 400
 
 
+@pytest.mark.slow
 def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "a.db", files=320) as service:
         assert "room for 32 connections" in service.log()

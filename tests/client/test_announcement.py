@@ -54,6 +54,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_user_who_configured_nothing_sees_the_start_every_tenth_trial_and_the_end() -> None:
     assert _printed() == [*LINES, ""]
 

@@ -379,6 +379,7 @@ def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:
     assert set(first[back:]) == {"as_is"}
 
 
+@pytest.mark.slow
 def test_what_the_training_sets_by_hand_is_not_judged(two_ranks: RankPool) -> None:
     with ScriptedService([TRIED], steps=30) as service:
         (first, _), (second, _) = two_ranks.run(_trained, service.url, True)

@@ -262,8 +262,7 @@ EARLIER: list[dict[str, Any]] = [
         **{"kept_over_micro_batches": "on", "recomputed_blocks": 3},
     },
 ]
-# Each place by its first change, and by others with the slow tests; each change fails before it is
-# begun or with one that does, and when it is.
+# Each change fails before it is begun or with one that does, and when it is.
 PLACES = {
     "cannot plan": ["keep", "merge", "eight-bits"],
     "cannot prepare": ["keep", "recompute-and-merge", "precision"],
@@ -280,7 +279,12 @@ PLACES = {
     SWITCHED: ["recompute", "recompute-and-merge"],
 }
 CASES = [(place, change) for place, changes in PLACES.items() for change in changes]
-FIRST_OF_EACH = [(place, changes[0]) for place, changes in PLACES.items()]
+# The others with the slow tests.
+QUICK = [
+    *(("cannot plan", "keep"), ("first group", "stripe"), ("after it is put", "keep")),
+    *(("while units are kept", "keep"), ("while units are merged", "merge")),
+    (SWITCHED, "recompute"),
+]
 
 
 def lost_of(number: int, place: str, change: str) -> Lost:
@@ -306,7 +310,7 @@ class TestSharded(TunableContract):
     ranks = on("two_ranks")
     lost = each_of(
         *(
-            pytest.param(lost_of(number, *case), marks=[] if case in FIRST_OF_EACH else [SLOW])
+            pytest.param(lost_of(number, *case), marks=[] if case in QUICK else [SLOW])
             for number, case in enumerate(CASES)
         )
     )

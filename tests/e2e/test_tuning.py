@@ -61,6 +61,7 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
         assert threads == [["bagua-reporter", "bagua-turns"], [], [], []]
 
 
+@pytest.mark.slow
 def test_rank_0_starts_a_service_that_ends_with_the_job(
     tuned_ranks: Callable[..., RankPool],
 ) -> None:

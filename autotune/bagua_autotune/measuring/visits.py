@@ -147,8 +147,8 @@ SETTLED_STEPS = 5
 def warmup_steps(seconds: Sequence[float], warmup_seconds: float) -> int | None:
     """How many of a job's first steps do not count, or None while it is still warming up.
 
-    The job is warm once the median of five steps is within 10 % of that of the five before,
-    or after ``warmup_seconds``.
+    The job is warm once the median of five steps is within 10 % of that of the five before: from
+    these five on, as nothing told them apart; or after ``warmup_seconds``.
     """
     if warmup_seconds == 0:
         return 0
@@ -159,7 +159,7 @@ def warmup_steps(seconds: Sequence[float], warmup_seconds: float) -> int | None:
             last = median(seconds[count - SETTLED_STEPS : count])
             before = median(seconds[count - 2 * SETTLED_STEPS : count - SETTLED_STEPS])
             if abs(last - before) <= SETTLED * before:
-                return count
+                return count - SETTLED_STEPS
     return None
 
 

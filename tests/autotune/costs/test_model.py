@@ -165,7 +165,7 @@ def test_no_way_to_cut_is_better(case: tuple[list[int], list[float], Cost]) -> N
     assert step_seconds(model, counts) == pytest.approx(min(every), rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", [Kind(), Kind("leaders")])
+@pytest.mark.parametrize("kind", [Kind(), pytest.param(Kind("leaders"), marks=pytest.mark.slow)])
 def test_launches_and_chains_are_allowed_for(kind: Kind) -> None:
     """Nearly: their number is counted along, and not searched over."""
     rng = np.random.default_rng(0)

@@ -229,12 +229,15 @@ def kept(gain: float, drift: float, times: int, visit_noise: float = 0.0) -> flo
     return fmean(Machine(gain, drift, visit_noise, seed).is_kept() for seed in range(times))
 
 
-@pytest.mark.parametrize("drift", [0.0, -0.02, 0.02])
+@pytest.mark.parametrize(
+    "drift", [0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, -0.02))]
+)
 def test_a_gain_is_found_under_drift_and_none_is_made_up(drift: float) -> None:
     assert kept(0.0, drift, 60) <= 0.05
     assert kept(0.1, drift, 20) >= 0.9
 
 
+@pytest.mark.slow
 def test_a_gain_is_found_where_visits_differ_by_half_of_it() -> None:
     assert kept(0.3, 0.0, 40, visit_noise=0.1) >= 0.7
     assert kept(0.0, 0.0, 60, visit_noise=0.1) <= 0.1

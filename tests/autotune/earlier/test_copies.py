@@ -86,6 +86,7 @@ def smaller() -> Simulator:
     return Simulator(load("resnet50"), cluster)
 
 
+@pytest.mark.slow
 def test_the_networks_costs_come_along_for_other_ranks(tuner: Tuner) -> None:
     tuned(tuner, "eight", simulator(), name="resnet")
     other = carried(tuner, "eight")

@@ -41,6 +41,7 @@ def test_the_same_model_on_another_network_takes_over_the_ready_times(tuner: Tun
     assert slower_than_best(job) < 0.05
 
 
+@pytest.mark.slow
 def test_another_model_on_the_same_network_takes_over_the_costs(tuner: Tuner) -> None:
     tuned(tuner, "first", simulator())
     job = tuned(tuner, "second", simulator("bert-large"), 1, fingerprint="second")
@@ -130,6 +131,7 @@ class Afresh(SimulatedJob):
         return super()._spec().model_copy(update={"fresh": True})
 
 
+@pytest.mark.slow
 def test_one_that_begins_afresh_takes_over_nothing_and_leaves_what_it_finds(tuner: Tuner) -> None:
     first = SimulatedJob(tuner, simulator(), "first", 0, name="one")
     first.run(100)

@@ -71,6 +71,7 @@ def test_a_round_knows_what_the_one_before_had_learned(tuner: Tuner) -> None:
     assert problem.predictor is not None, "before any trial of this round was profiled"
 
 
+@pytest.mark.slow
 def test_what_all_steps_changed_alike_ends_in_what_was_kept(tuner: Tuner) -> None:
     """Such as a device whose clock fell: everything is slower, the same is best."""
     job = SimulatedJob(tuner, BEFORE, "job", 0, disturbed=lambda step: 1.5 if step > 600 else 1.0)

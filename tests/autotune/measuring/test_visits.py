@@ -234,9 +234,9 @@ def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
     ("seconds", "expected"),
     [
         ([0.1] * 9, None),
-        ([0.1] * 10, 10),
+        ([0.1] * 10, 5),  # the five that settled it count
         ([1.0] * 5 + [0.1] * 4, None),
-        ([1.0] * 5 + [0.1] * 10, 13),  # settled: the 5 before the last 5 are mostly fast
+        ([1.0] * 5 + [0.1] * 10, 8),  # the five before these were mostly fast
         ([20.0, 20.0, 0.1], 2),  # warmup_seconds passed
         ([], None),
     ],

@@ -293,6 +293,7 @@ def _leave_in_second_round(url: str, path: str) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_which_round(
     ending_ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_in_long_steps_the_hook_takes_a_small_part_and_stays(two_ranks: RankPool
     assert {trial for trial, _ in profiles} == {0, 1}
 
 
+@pytest.mark.slow
 def test_what_is_tried_again_is_measured_as_it_would_be_kept(two_ranks: RankPool) -> None:
     hooked, profiles = _run(two_ranks, [BIG, MANY, BIG, MANY, CHANNELS, CHANNELS, BIG, MANY])
     assert [hooked[trial] for trial in range(8)] == [

@@ -82,6 +82,7 @@ def _is_not_used(variable: str, reason: str) -> str:
     return f"{variable} is not used; training begins with the default: {reason}"
 
 
+@pytest.mark.slow
 def test_other_channels_on_a_rank_are_used_by_none(three_ranks: RankPool) -> None:
     two, four = {CHANNELS: "2"}, {CHANNELS: "4"}
     line = _said(three_ranks.run(_train, [two, two, four]))

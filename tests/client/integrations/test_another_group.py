@@ -84,7 +84,9 @@ def _beside_stock(keep: int) -> tuple[bool, list[str]]:
     return ours == stock, lines
 
 
-@pytest.mark.parametrize("ranks", ["two_ranks", "three_ranks"])
+@pytest.mark.parametrize(
+    "ranks", ["two_ranks", pytest.param("three_ranks", marks=pytest.mark.slow)]
+)
 def test_a_model_that_gets_another_group_goes_on_as_torchs(
     ranks: str, request: pytest.FixtureRequest
 ) -> None:

@@ -243,7 +243,13 @@ def _all_fail(
 
 @pytest.mark.parametrize(
     ("kind", "is_on_all"),
-    [*((kind, False) for kind in KINDS), pytest.param("replicated", True, marks=pytest.mark.slow)],
+    [
+        *(("replicated", False), ("tuned", False)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("sharded", False), ("replicated", True))
+        ),
+    ],
 )
 def test_a_look_that_fails_is_one_line_and_changes_no_bit(
     two_ranks: RankPool, tmp_path: Path, kind: str, is_on_all: bool

@@ -76,6 +76,7 @@ def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[st
     assert two_ranks.run(differs, Kind(), changes) == ["", ""]
 
 
+@pytest.mark.slow
 def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
     accumulating = Kind(replicas=2, micro_batches=(2,), awaits="all-reduce")
@@ -229,6 +230,7 @@ def _gathered_again(**changes: Any) -> list[tuple[bool, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_with_a_copy_in_each_node_the_backward_pass_gathers_inside_it(two_nodes: RankPool) -> None:
     spread, whole = (True, 2), (False, 4)
     changes: dict[str, Any] = {"node_copy": "on"}
@@ -240,6 +242,7 @@ def test_with_a_copy_in_each_node_the_backward_pass_gathers_inside_it(two_nodes:
     assert two_nodes.run(_gathered_again) == [[whole] * 5] * 4
 
 
+@pytest.mark.slow
 def test_parameters_spread_over_fewer_ranks_after_forward(four_ranks: RankPool) -> None:
     kind = Kind(ranks_after_forward=2, between="evaluation after step")
     assert four_ranks.run(differs, kind, SEQUENCE) == [""] * 4
@@ -249,7 +252,7 @@ def test_parameters_spread_over_fewer_ranks_after_forward(four_ranks: RankPool) 
     "kind",
     _few(
         KINDS,
-        *("activation-checkpoints", "ignored-and-tied", "micro-batches-reduced-each", "own-hooks"),
+        *("activation-checkpoints", "ignored-and-tied", "own-hooks"),
         *("own-reductions", "set-while-merged"),
     ),
 )
@@ -331,6 +334,7 @@ def _gathers(kind: Kind, change: dict[str, Any]) -> int:
     return counted.call_count
 
 
+@pytest.mark.slow
 def test_it_is_gathered_once_in_a_step(two_ranks: RankPool) -> None:
     on = {"kept_over_micro_batches": "on", "channels": 2}
     told = replace(FOUR, awaits="gradient sync")
@@ -355,6 +359,7 @@ def what_is_offered(
     return [*tunable.offer.values(allowed).get(knob, ["off"])], row.left_alone, row.cannot("on")
 
 
+@pytest.mark.slow
 def test_it_is_offered_where_a_step_has_several_and_no_weight_changes_unseen(
     two_ranks: RankPool,
 ) -> None:

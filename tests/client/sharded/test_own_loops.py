@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -219,12 +220,12 @@ def _change(model: Any, kept_units: int = 0, **others: Any) -> None:
     ("loop", "kind"),
     [
         (steps_in_backward, {"is_nested": True}),
-        (trains_a_block_alone, {}),
         (validates_carelessly, {}),
-        (generates, {}),
-        (freezes_before_backward, {}),
         (sets_weights, {}),
-        (checkpoints_pairs, {"is_checkpointed": True}),
+        pytest.param(trains_a_block_alone, {}, marks=pytest.mark.slow),
+        pytest.param(generates, {}, marks=pytest.mark.slow),
+        pytest.param(freezes_before_backward, {}, marks=pytest.mark.slow),
+        pytest.param(checkpoints_pairs, {"is_checkpointed": True}, marks=pytest.mark.slow),
     ],
 )
 def test_with_kept_units(two_ranks: RankPool, loop: Loop, kind: dict[str, Any]) -> None:
@@ -241,11 +242,17 @@ MERGED = {
     "freezes": (freezes_before_backward, SOME_AS_ONE),
     "ahead": (gathers_ahead, SOME_AS_ONE),
 }
+QUICK = [("alone", True), ("generates", True)]
 
 
 @MERGES
-@pytest.mark.parametrize("is_all", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize(
+    ("name", "is_all"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+        for case in product(MERGED, (True, False))
+    ],
+)
 def test_with_merged_units(two_ranks: RankPool, name: str, is_all: bool) -> None:
     loop, change = MERGED[name]
     change = ALL_AS_ONE if is_all else change

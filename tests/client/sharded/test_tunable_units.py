@@ -474,7 +474,11 @@ assert callable(ours.state)  # As torch's has it.
 
 
 @pytest.mark.parametrize(
-    ("autotune", "said"), [("0", "True False fully_shard"), ("1", "False True fully_shard")]
+    ("autotune", "said"),
+    [
+        pytest.param("0", "True False fully_shard", marks=pytest.mark.slow),
+        ("1", "False True fully_shard"),
+    ],
 )
 def test_it_is_followed_where_a_tuning_is_asked_for(autotune: str, said: str) -> None:
     environment = {**os.environ, "BAGUA_AUTOTUNE": autotune}

@@ -533,7 +533,7 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     ),
     "merged and kept, resumed": (Kind(also=UNITS, between="resumed", micro_batches=2), "copies"),
 }
-BY_DEFAULT = ("wrapper", "micro-batches, clipped", "merged and kept units")
+BY_DEFAULT = ("wrapper", "merged and kept units")
 """On two ranks; by one process everything is quick."""
 
 
