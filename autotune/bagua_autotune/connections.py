@@ -194,7 +194,7 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
         self.completed, self.expect_continue, self.body_rcv = True, False, None
 
     def _drop_body(self, arrived_bytes: int) -> int:
-        """The same, with an answer that refuses it; how much of the body is dropped already."""
+        """Refuse the request, and drop the rest of its body; how much of it is dropped already."""
         self._end_here()
         dropped = min(arrived_bytes, self.content_length)
         if dropped < self.content_length:

@@ -360,7 +360,7 @@ def _advice(figures: Figures, command: Sequence[str]) -> str:
 
 
 def tuned_command(command: Sequence[str]) -> str:
-    """The same with our launcher before the script; empty where the script is not found in it."""
+    """A training's command with our launcher before its script; empty where no script is found."""
     for place, word in enumerate(command):
         following = command[place + 1] if place + 1 < len(command) else ""
         is_launcher = following.startswith(("torch.distributed.", "accelerate.", "bagua_client"))

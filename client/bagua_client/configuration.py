@@ -57,7 +57,7 @@ class Configuration(Knobs):
 
     @property
     def torchs_way(self) -> Configuration:
-        """The same cut, with buckets that travel as with stock torch."""
+        """This configuration's cut, with buckets that travel as with stock torch."""
         ways = [name for name, knob in KNOBS.items() if not (knob.cuts or knob.computes)]
         return replace(self, **{name: KNOBS[name].default for name in ways})
 

@@ -212,7 +212,7 @@ class Buckets:
 AHEAD = (1 / 16, 1 / 4, 4, 16)
 """What is tried as gathered ahead, beside none, in terms of what the training has set."""
 PARTS_AHEAD = (1 / 16, 1 / 4)
-"""The same where it has set none, as parts of the model."""
+"""What is tried as gathered ahead where the training has set none, as parts of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)

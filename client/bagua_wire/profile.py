@@ -1,4 +1,5 @@
-"""A profiled step: when its gradients were ready and its buckets travelled, on rank 0."""
+"""A profiled step: when its gradients were ready and its buckets travelled, on rank 0. Apart, as it
+is what client, service and simulator share of it."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def describe(configuration: Mapping[str, Value]) -> str:
 
 
 def describe_part(configuration: Mapping[str, Value]) -> str:
-    """The same of some knobs; empty if none is in use."""
+    """Describe some knobs of a configuration; empty if none is in use."""
     hidden = SIZES if configuration.get("buckets") else ()
     # From JSON a list of buckets comes as a list.
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in configuration.items()}

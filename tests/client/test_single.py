@@ -22,8 +22,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 import bagua_client
 from bagua_client import Configuration
 from bagua_client.integrations import single_model
+from bagua_client.integrations.beginning import Beginning
 from bagua_client.integrations.single_model import SingleModel, follow_first_model, tunable_of
-from bagua_client.integrations.tuned_model import Beginning, TunedModel
+from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.tunable.tunable import Nobody
 from tests.ranks import RankPool
 

@@ -19,7 +19,7 @@ CALL_NO_TORCH = {
     "bagua_client/service/client.py": "Timer",
 }
 CALL_TORCH = {
-    "bagua_client/agent/turns.py",
+    "bagua_client/agent/several_models.py",
     "bagua_client/communication/pipeline.py",
     "bagua_client/reporter/reporter.py",
 }
@@ -46,7 +46,7 @@ PROGRAM = """
     atexit.register(lambda: print("last", ours()))  # runs after what is registered later
 
     import torch, torch.distributed as dist
-    from bagua_client.agent.turns import Turn, Turns
+    from bagua_client.agent.several_models import Turn, Turns
     from bagua_client.communication.operations import AllReduce
     from bagua_client.communication.pipeline import ThreadPipeline
     from bagua_client.environment import Environment

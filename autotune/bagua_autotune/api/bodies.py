@@ -75,7 +75,7 @@ def parse(message: type[Message]) -> Message:
 
 
 def parse_both(outline: type[BaseModel], message: type[Message]) -> Message:
-    """The same, where an outline of the message is checked before."""
+    """The request's body as a message, once an outline of it was found right; see :func:`parse`."""
     document = _document()
     if message.model_config.get("extra") == "forbid":
         _check_width(document)

@@ -188,7 +188,7 @@ class CostModel:
         self._latest: tuple[Sequence[Configuration], Floats] | None = None
 
     def computing(self, share: float) -> CostModel:
-        """The same where computing takes this part of the time."""
+        """This model where computing takes so much of its time."""
         other = copy(self)
         other.ready_seconds, other._latest = self.ready_seconds * share, None
         return other

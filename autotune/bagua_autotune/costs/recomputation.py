@@ -142,7 +142,7 @@ class RecomputingModel:
         return found
 
     def _without_doubt(self, configurations: Sequence[Configuration], left: Floats) -> Floats:
-        """The same, without what the line's slope may be off."""
+        """The logarithms of step times, and their deviations, as if the line's slope were exact."""
         if self.model is None:
             return np.log(left)[None]
         # The candidates are the same ones for each number of blocks.

@@ -175,7 +175,7 @@ class ShardedModel:
         self.misfit = float(np.sqrt(np.mean(np.square(errors))))
 
     def computing(self, share: float) -> ShardedModel:
-        """The same where computing takes this part of the time: nearly all of the first step."""
+        """This model where computing, nearly all of the first step, takes so much of its time."""
         other = copy(self)
         other._rest = self._rest - (1 - share) * self._first_seconds
         return other

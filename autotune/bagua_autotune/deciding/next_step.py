@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import allowed_steps, bill, make_result, spent_steps
 from bagua_autotune.earlier.knowledge import Knowledge
-from bagua_autotune.measuring import correction
+from bagua_autotune.measuring import complexity
 from bagua_autotune.measuring.against_default import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
 from bagua_autotune.measuring.standing import best, lowest, standing
@@ -73,12 +73,12 @@ class _Counted(NamedTuple):
     complexity: float | None
 
 
-def _told(trial: Trial, steps: Sequence[_Counted]) -> list[correction.Step]:
+def _told(trial: Trial, steps: Sequence[_Counted]) -> list[complexity.Step]:
     """The steps with their complexities; none where one is not known, or where no rank waits for
     the one with the largest batch."""
     if algorithm_of(trial.configuration).when == "apart":
         return []
-    told = [correction.Step(s.seconds, s.complexity) for s in steps if s.complexity is not None]
+    told = [complexity.Step(s.seconds, s.complexity) for s in steps if s.complexity is not None]
     return told if len(told) == len(steps) else []
 
 
@@ -88,10 +88,10 @@ def _first(round_: Round) -> Trial:
     return next((trial for trial in trials if not trial.is_given_up), trials[-1])
 
 
-def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction | None:
+def _learned(first: Trial, steps: Sequence[_Counted]) -> complexity.Correction | None:
     """Return the correction that the first trial of a round learns from the complexity."""
     # Steps that come after the trial was closed must not change what was learned.
-    return correction.learn(_told(first, steps[: correction.LEARNING_STEPS]))
+    return complexity.learn(_told(first, steps[: complexity.LEARNING_STEPS]))
 
 
 def _is_judged(round_: Round, configuration: Configuration) -> bool:
@@ -169,7 +169,7 @@ class NextStep:
             is_first = trial.index == first.index
             most_seconds = LEARNING_SHARE * (round_.job.limits.max_seconds or math.inf)
             is_short = sum(step.seconds for step in told) < most_seconds
-            if is_first and is_short and correction.is_learning(told):
+            if is_first and is_short and complexity.is_learning(told):
                 return None
             if learned := _learned(first, steps if is_first else self._steps(round_.job, first)):
                 return [round_.objective.cost((each,)) for each in learned.seconds(told)]
@@ -182,9 +182,9 @@ class NextStep:
             return ""
         job = round_.job
         steps = self._steps(job, closed)
-        if not correction.varies(_told(closed, steps)):
+        if not complexity.varies(_told(closed, steps)):
             return ""
-        return correction.describe(_learned(closed, steps))
+        return complexity.describe(_learned(closed, steps))
 
     def _steps(self, job: Job, trial: Trial) -> list[_Counted]:
         """The trial's steps that count, from the store."""

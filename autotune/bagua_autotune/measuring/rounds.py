@@ -203,7 +203,7 @@ class Round:
 
     @property
     def most_gain(self) -> float:
-        """The same of the default's steps alone, in cost; infinite where it is not known."""
+        """The most that the default's cost can become lower by; infinite where it is not known."""
         return self.ceiling.gain if self.ceiling else math.inf
 
     def believable(self, faster: Interval) -> Interval | None:

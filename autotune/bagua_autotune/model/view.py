@@ -1,4 +1,5 @@
-"""What views of a job are made of; they are what goes over the wire, and are read back there."""
+"""What views of a job are made of; they are what goes over the wire, and are read back there.
+Apart, as views, API and command line all stand on it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def trial_views(
 
 
 def shown_trials(reading: Reading) -> list[ShownTrial]:
-    """The same, and which of them is the best, and which too good to be true."""
+    """The trials of a job, each with whether it is the best, or too good to be true."""
     best = best_trial(reading.shown)
     return [
         ShownTrial(

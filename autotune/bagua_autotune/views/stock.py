@@ -142,7 +142,7 @@ def stock_ddp_line(setting: StockSetting) -> str:
 
 
 def stock_ddp_snippet(setting: StockSetting) -> str:
-    """The same in several lines, ready to paste."""
+    """Lines of Python for stock torch, ready to paste; see :func:`stock_ddp_line`."""
     remarks = [f"# {each[0].upper()}{each[1:]}." for each in _remarks(setting)]
     if setting.speedup is None:
         return "\n".join([f"# {LEAVE_AS_IT_IS[0].upper()}{LEAVE_AS_IT_IS[1:]}.", *remarks])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bagua_client.agent.report import Report, gathered
-from bagua_client.agent.turns import Turn
+from bagua_client.agent.several_models import Turn
 from bagua_client.announcement import announce
 from bagua_client.communication.communicator import NOBODY_ELSE
 from bagua_client.configuration import Configuration, ConfigurationFile

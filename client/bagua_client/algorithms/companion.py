@@ -95,7 +95,7 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 def in_order(
     parameters: Sequence[torch.Tensor],
 ) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
-    """The same, of a tensor that holds them one after the other."""
+    """Views of a tensor that holds the parameters one after the other, in their shapes."""
 
     def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         start = 0

@@ -21,9 +21,10 @@ from bagua_client.communication.agreement import REFUSAL, UNSET, Vote, agreed
 from bagua_client.communication.communicator import Communicator, device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
+from bagua_client.integrations.beginning import Beginning
 from bagua_client.integrations.sharded_model import tune_sharded
 from bagua_client.integrations.single_model import is_alone, tune_single
-from bagua_client.integrations.tuned_model import WHILE_TUNED, Beginning, TunedModel, become
+from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel, become
 from bagua_client.integrations.zero_engine import tune_engine
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,

@@ -17,7 +17,8 @@ from bagua_client.communication.agreement import Vote, named
 from bagua_client.communication.communicator import device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
+from bagua_client.integrations.beginning import Beginning
+from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.layout import digest_of
 from bagua_client.sharded.offer import default_of, refusal_of, specs_of
 from bagua_client.sharded.traffic import ShardCommunicator, group_of

@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.announcement import announce
 from bagua_client.environment import Environment
-from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
+from bagua_client.integrations.beginning import Beginning
+from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.single import TunableSingle, refusal_of, trains
 from bagua_client.torch_private.wrapper import is_composed, uncompiled
 from bagua_client.tunable.looks import seen, together

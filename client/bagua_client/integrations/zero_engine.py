@@ -14,7 +14,8 @@ from bagua_client.algorithms import DEFAULT_ALGORITHM, Algorithm, find
 from bagua_client.communication.communicator import Communicator, device_for
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
-from bagua_client.integrations.tuned_model import Beginning, TunedModel, become
+from bagua_client.integrations.beginning import Beginning
+from bagua_client.integrations.tuned_model import TunedModel, become
 from bagua_client.tunable.looks import a_look, seen, together
 from bagua_client.zero import Buckets, TunableEngine, default_of, refusal_of
 

@@ -283,7 +283,7 @@ class RankMeasurement:
         return not self.spans[-1].is_in_force or self.step > self.spans[-1].first
 
     def record(self, begins: bool) -> None:
-        """The same reduction, in detail; only while the job is tuned."""
+        """Record a reduction in detail, after its ``tick``; only while the job is tuned."""
         if self._profiler is not None:
             self._profiler.reduction_done(self.step, begins)
 

@@ -97,7 +97,7 @@ class Parameters:
     names: dict[int, str]
 
     def arranged(self, order: Sequence[int]) -> Parameters:
-        """The same, in another order."""
+        """These parameters in another order."""
         return Parameters(
             [self.tensors[index] for index in order],
             [self.expect_sparse[index] for index in order],
@@ -203,7 +203,7 @@ class WithMoments(DistributedDataParallel):
         return built
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """The same as torch's: from now on ``hook`` carries the buckets instead of our own hook."""
+        """As torch does it: from now on ``hook`` carries the buckets, and our own hook no more."""
         known = len(self._comm_hooks)
         self._hook_comes()
         try:
@@ -252,7 +252,9 @@ def before_module(ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> tup
 
 
 def after_module(ddp: DistributedDataParallel, output: Any) -> Any:
-    """The same, after that pass; answers with the output that the training is to see."""
+    """Do what torch's wrapper does after its module's forward pass; return the output that the
+    training is to see.
+    """
     return ddp._post_forward(output)  # type: ignore[no-untyped-call]
 
 

@@ -248,7 +248,7 @@ class MeasuredMemory:
         return 0
 
     def _taken_bytes(self, layout: Layout) -> int:
-        """The same, and what blocks keep."""
+        """What a layout takes beyond the rest, with what its blocks keep."""
         count, blocks = layout.configuration.recomputed_blocks, self._recomputation
         kept = 0 if blocks is None else blocks.kept_bytes(count)
         return self._extra_bytes(layout) + kept

@@ -60,7 +60,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The same, by their places in whatever holds them."""
+    """Tensors that a forward pass is given, or has computed, by their places in what holds them."""
     if isinstance(value, torch.Tensor):
         yield name, value
     for key, each in _inside(value):

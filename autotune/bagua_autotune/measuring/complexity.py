@@ -21,7 +21,7 @@ from bagua_autotune.model.statistics import estimate
 # anyway, so a few more steps of it cost nothing.
 LEARNING_STEPS = 16
 # The correction is used if it makes their interval at most so many times as wide. A random
-# complexity passes in less than 1 % of trainings (tests/autotune/measuring/test_correction.py).
+# complexity passes in less than 1 % of trainings (tests/autotune/measuring/test_complexity.py).
 NARROWED = 0.7
 # A trial is not corrected if its interval is less than so many times as wide without: then its
 # steps do not depend on their data.

@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import pytest
 
-from bagua_autotune.measuring.correction import LEARNING_STEPS, Correction, Step, learn
+from bagua_autotune.measuring.complexity import LEARNING_STEPS, Correction, Step, learn
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.store import Store

@@ -9,7 +9,13 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.turns import IDLE_REDUCTIONS, IDLE_SECONDS, LEASE_SECONDS, Turn, Turns
+from bagua_client.agent.several_models import (
+    IDLE_REDUCTIONS,
+    IDLE_SECONDS,
+    LEASE_SECONDS,
+    Turn,
+    Turns,
+)
 from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
 
