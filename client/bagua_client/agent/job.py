@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import sys
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -288,7 +289,8 @@ class Correspondence:
     def next_command(
         self, reductions: int, is_watching: bool, may_leave: bool, knows_losses: bool
     ) -> bytes | None:
-        """Return the command that the ranks were not told yet; rank 0 asks before each report.
+        """Return the command that the ranks were not told yet, packed; rank 0 asks before each
+        report.
 
         Args:
             reductions: how many there have been.
@@ -310,14 +312,15 @@ class Correspondence:
             count = self._measurement.count
             self._reporter = Reporter(environment, description, self._handover, count)
         self._reporter.look(reductions)
-        return self._reporter.take_command() if may_leave else None
+        command = self._reporter.take_command() if may_leave else None
+        return zlib.compress(command) if command else None
 
     def read(self, text: bytes) -> Command:
-        """Read a command, on any rank, as far as that can be done; it does not raise: other ranks
-        vote on it."""
+        """Read a packed command, on any rank, as far as that can be done; it does not raise: other
+        ranks vote on it."""
         communicator, found = self._tunable.communicator, Command()
         try:
-            said = json.loads(text)
+            said = json.loads(zlib.decompress(text))
             found = found._replace(trial=said["trial"], watch=said["watch"])
             found = found._replace(waits=said.get("waits", False))
             self._handover.keep(said.get("copy"))

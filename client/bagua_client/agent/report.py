@@ -29,13 +29,13 @@ from bagua_client.tunable.memory import Footprint, Lack, fullest
 from bagua_client.tunable.tunable import Tunable
 from bagua_client.tuning import State
 
-FORMAT = 11
+FORMAT = 12
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same."""
 HEADER = 15
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
-"""Room for a command; all but those that list buckets are shorter."""
+"""Room for a packed command: what does not fit comes a step later, and so does the switch."""
 ROOM_AT = HEADER + 3 * LARGEST_REPORT
 
 

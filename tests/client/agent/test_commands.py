@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import zlib
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from bagua_client.agent.report import ROOM_BYTES
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.torch_private import reducer as torchs
+from bagua_wire.knobs import KNOBS
 from tests.client.agent.scripted_service import ScriptedService, tuned_at
 from tests.ranks import RankPool
 
@@ -102,21 +104,30 @@ def test_all_steps_until_a_switch_are_told_but_the_two_of_the_switch(two_ranks: 
         assert told[trial + 1][0] - last <= 3
 
 
-@pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
-)
+def _tune_without_room(url: str, last: Configuration) -> list[Configuration]:
+    with mock.patch.object(report, "ROOM_BYTES", 8):
+        return [configuration for configuration, *_ in _tune(url, last)]
+
+
 @pytest.mark.slow
 def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) -> None:
-    listing = Configuration(1000, buckets=(1,) * 200)
-    assert len(json.dumps(listing.to_json())) > ROOM_BYTES
-    tried = [Configuration(2000).to_json(), listing.to_json()]
-    with ScriptedService([tried]) as service:
-        first, second = two_ranks.run(_tune, service.url, listing, 200)
+    tried = [Configuration(2000), Configuration(1000, channels=2)]
+    with ScriptedService([[each.to_json() for each in tried]]) as service:
+        first, second = two_ranks.run(_tune_without_room, service.url, tried[-1])
         assert service.bodies("disagreement") == []
     assert first == second
-    configuration, tensors, _ = first[-1]
-    assert configuration == listing
-    assert tensors == [1] * 200
+    assert set(tried) <= set(first)
+    assert first[-1] == tried[-1]
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_a_report_has_room_for_a_trial_of_all_knobs_beside_the_best(kind: str) -> None:
+    """Else each trial takes a step more."""
+    names = [name for name, knob in KNOBS.items() if kind in knob.models and name != "buckets"]
+    tried, best = ({name: f"{name}-{which}" for name in names} for which in ("tried", "best"))
+    told = {"state": "tuning", "round": 1, "trials": 40, "best": best, "speedup": 1.3431137713109}
+    command = {"trial": 41, "watch": True, "told": told, "configuration": tried}
+    assert len(zlib.compress(json.dumps(command).encode())) <= ROOM_BYTES
 
 
 def _set_by_hand(url: str) -> tuple[str, Configuration, bool]:
