@@ -158,6 +158,7 @@ def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_pa
         store.close()
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_it_at_its_own_exit_has_ended_its_jobs(tmp_path: Path) -> None:
     """It is told to end while its parent still lives."""
     database = tmp_path / "a.db"

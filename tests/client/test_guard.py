@@ -370,6 +370,7 @@ def _without_reporter(url: str) -> list[str]:
         return _trained(url)[0]
 
 
+@pytest.mark.slow
 def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:
     with ScriptedService([TRIED], steps=30) as service:
         first, second = two_ranks.run(_without_reporter, service.url)

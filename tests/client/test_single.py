@@ -91,7 +91,7 @@ class Training:
         return losses
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_compiled_as_one_is_left_alone_and_not_compiled_again(
     fullgraph: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

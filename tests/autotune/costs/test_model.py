@@ -103,6 +103,7 @@ def model_of(simulator: Simulator, generator: np.random.Generator) -> CostModel:
     return model
 
 
+@pytest.mark.slow
 def test_after_three_trials_it_knows_a_nearly_best_setting_of_most_networks() -> None:
     generator = np.random.default_rng(0)
     lost, default_lost = [], []

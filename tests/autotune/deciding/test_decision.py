@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +18,7 @@ from bagua_autotune.deciding.decision import Keep, Propose, decide
 from bagua_autotune.deciding.result import Bill, make_result
 from bagua_autotune.deciding.room import Room
 from bagua_autotune.measuring.against_default import Speed, StepTime
-from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.rounds import Floor, Round
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.reasons import HARM
@@ -392,3 +393,33 @@ def test_a_trial_that_runs_stays_in_the_search_though_it_may_not_be_asked_for_an
     found = decide(Round(job, trials), lambda: problem, partial(make_searcher, "bayesian"))
     assert isinstance(found, Propose)
     assert Room(trials, default).may_fit(found.configuration)
+
+
+def test_what_recomputes_nothing_and_hides_its_communication_ends_the_search() -> None:
+    sizes, counts = [1000 * 2**power for power in range(12)], (16, 8, 0)
+    default = Configuration(bucket_bytes=sizes[0], recomputed_blocks=16)
+    space = {
+        "bucket_bytes": Categorical(values=tuple(sizes)),
+        "recomputed_blocks": Categorical(values=counts),
+    }
+    candidates = [
+        Configuration(bucket_bytes=size, recomputed_blocks=count)
+        for count, size in product(counts, sizes)
+    ]
+    problem = Problem(space, candidates)
+    job = replace(make_job(), space=space, baseline=default)
+    seconds = {default: 0.2973, candidates[-3]: 0.233, candidates[-2]: 0.2329}
+    trials = [
+        Trial(index, "search", what, "measured", Estimate(math.log(took), 0.001, 6))
+        for index, (what, took) in enumerate(seconds.items())
+    ]
+
+    def purpose(computing_seconds: float) -> str:
+        floor = Floor(0, math.log(computing_seconds))
+        round_ = Round(job, trials, floor=floor)
+        found = decide(round_, lambda: problem, partial(make_searcher, "bayesian"))
+        assert isinstance(found, Propose)
+        return found.purpose
+
+    assert purpose(0.2312) == "confirm"
+    assert purpose(0.21) == "search"

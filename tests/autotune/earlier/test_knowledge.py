@@ -114,6 +114,7 @@ def test_a_job_whose_profiles_cannot_be_fitted_goes_on(
     assert "search failed" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_job_begins_although_nothing_can_be_learned_from_earlier_ones(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -244,10 +244,10 @@ def _all_fail(
 @pytest.mark.parametrize(
     ("kind", "is_on_all"),
     [
-        *(("replicated", False), ("tuned", False)),
+        ("tuned", False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("sharded", False), ("replicated", True))
+            for case in (("replicated", False), ("sharded", False), ("replicated", True))
         ),
     ],
 )

@@ -125,7 +125,10 @@ def _beside_stock(
     return found, seen.buckets, seen.ends, tunable.is_hooked
 
 
-@pytest.mark.parametrize(("train", "as_view"), [(backward, True), (accumulating, False)])
+@pytest.mark.parametrize(
+    ("train", "as_view"),
+    [pytest.param(backward, True, marks=pytest.mark.slow), (accumulating, False)],
+)
 def test_its_gradients_are_stocks_bit_for_bit_without_a_hook(
     three_ranks: RankPool, train: Train, as_view: bool
 ) -> None:

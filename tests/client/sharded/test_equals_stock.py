@@ -457,6 +457,7 @@ def _steps_too_early(kind: Kind) -> tuple[float, list[str]]:
     return max((one[name] - other[name]).abs().max().item() for name in one), said
 
 
+@pytest.mark.slow
 def test_a_step_that_comes_before_the_last_micro_batch_has_all_gradients(
     two_ranks: RankPool,
 ) -> None:

@@ -128,7 +128,9 @@ def _no_groups_on(rank: int, is_counted: bool) -> dict[str, Any]:
     return {"agreed": agreed, "back_at": back_at, "again": again, "errors": lines, "found": found}
 
 
-@pytest.mark.parametrize(("rank", "is_counted"), [(0, False), (3, True)])
+@pytest.mark.parametrize(
+    ("rank", "is_counted"), [pytest.param(0, False, marks=pytest.mark.slow), (3, True)]
+)
 def test_a_rank_that_cannot_make_process_groups_is_voted_on(
     four_ranks: RankPool, rank: int, is_counted: bool
 ) -> None:
