@@ -33,6 +33,8 @@ from bagua_wire.messages import BEING_TUNED
 # The last ones of the default's first trial: those before are its warm-up.
 LATEST_STEPS = 20
 FEWEST_STEPS = 3
+MOST_ALIKE = 4
+"""Trials that compute alike, of which the last ones say how long that takes."""
 # No step is taken to compute for less than this part of it.
 LEAST_COMPUTING = 1e-3
 
@@ -288,7 +290,7 @@ def _number_shown(job: Job) -> int:
 
 
 def with_ceiling(store: Store, round_: Round) -> Round:
-    """The round with what the steps of its default, and of the trial that computes least, which are
+    """The round with what the steps of its default, and of the trials that compute least, which are
     in the store, say can be gained."""
     job, default = round_.job, round_.defaults.trial
     if default is None:
@@ -296,12 +298,19 @@ def with_ceiling(store: Store, round_: Round) -> Round:
     steps = store.observations.latest(job.id, default.index, LATEST_STEPS)
     if RECOMPUTED_KNOB not in job.baseline:
         return replace(round_, ceiling=ceiling(job, steps))
-    fewest, cost, index = min(
+    known = [
         (trial.configuration.number(RECOMPUTED_KNOB), trial.estimate.center, trial.index)
         for trial in round_.visits.undisturbed
         if trial.estimate
-    )
-    found = exposed(job, store.observations.latest(job.id, index, LATEST_STEPS))
+    ]
+    fewest = min(count for count, _, _ in known)
+    # They compute alike, and each may have had but a step or two.
+    alike = [(cost, index) for count, cost, index in known if count == fewest][-MOST_ALIKE:]
+    steps = [
+        s for _, index in alike for s in store.observations.latest(job.id, index, LATEST_STEPS)
+    ]
+    found = exposed(job, steps)
+    cost = median(cost for cost, _ in alike)
     return replace(round_, floor=Floor(fewest, cost - found.gain) if found else None)
 
 
