@@ -196,7 +196,7 @@ class SecondLook:
         """Note the level of these blocks if it is the lowest by now; with its standard errors, as
         the lowest of many is low by chance."""
         if blocks:
-            # That of a median; see bagua_client.reporter.drift.
+            # That of a median; see bagua_client.reporter.lasting_change.
             error = 1.2533 * spread / math.sqrt(len(blocks))
             self._lowest = min(self._lowest, median(blocks) + DEVIATIONS * error)
 

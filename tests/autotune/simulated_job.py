@@ -15,10 +15,10 @@ from bagua_autotune.model.received import Memory
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_client.agent.agent import FIRST_REPORT_STEPS
 from bagua_client.agent.report import DROPPED_STEPS, MOST_REDUCTIONS, SHORTEST_SECONDS
+from bagua_client.agent.switching import FIRST_REPORT_STEPS
 from bagua_client.measuring.profiler import PROFILED_STEPS
-from bagua_client.reporter.drift import DriftWatch
+from bagua_client.reporter.lasting_change import DriftWatch
 from bagua_simulator import Simulator
 from bagua_simulator.recomputation import RecomputingSimulator
 from bagua_simulator.sharded import ShardedSimulator

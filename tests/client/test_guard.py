@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 import bagua_client
 from bagua_client import DistributedDataParallel
 from bagua_client.guard import Losses, LossGuard, SecondLook
-from bagua_client.reporter.drift import DriftWatch
+from bagua_client.reporter.lasting_change import DriftWatch
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 

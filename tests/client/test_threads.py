@@ -14,7 +14,7 @@ PACKAGES = Path(bagua_client.__file__).parents[1]
 # What these do is neither torch's nor in C++: they wait for a time or a process, or write a file.
 CALL_NO_TORCH = {
     "bagua_training/data/redis_store.py": "Thread",
-    "bagua_client/reporter/handover.py": "Thread",
+    "bagua_client/reporter/copies.py": "Thread",
     "bagua_client/service/sidecar.py": "Timer",
     "bagua_client/service/client.py": "Timer",
 }

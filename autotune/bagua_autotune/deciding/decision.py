@@ -24,6 +24,7 @@ from bagua_autotune.deciding.ending import (
 from bagua_autotune.deciding.room import Room, more_fits, needs_as_much, too_large
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
+from bagua_autotune.measuring.standing import standing
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import numbers_changed, repeats_change
@@ -217,7 +218,8 @@ def _search(
     if len(searches) < len(trials):  # it is being confirmed
         return searcher.best()
     why = why_search_ends(
-        searches, problem, searcher, job.limits, visits, trial_steps, _most_gain(basis, problem)
+        *(searches, problem, searcher, job.limits, visits, trial_steps, basis.round.most_gain),
+        left_to_gain=_left_to_gain(basis, problem, searcher.best()),
     )
     if why is None:
         return Propose("search", searcher.ask())
@@ -232,14 +234,17 @@ def _search(
     return winner if gain >= SMALLEST_GAIN else job.baseline
 
 
-def _most_gain(basis: _Basis, problem: Problem) -> float:
-    """The most that can be gained over the default, in cost; infinite where it is not known."""
-    round_, default = basis.round, basis.round.defaults.first
-    floor = round_.floor
-    if floor is None or default is None:
-        return round_.most_gain
-    fewest = min(each.number(RECOMPUTED_KNOB) for each in problem.candidates)
-    return default.center - floor.cost if floor.recomputed <= fewest else math.inf
+def _left_to_gain(basis: _Basis, problem: Problem, best: Configuration) -> float:
+    """The most that can be gained over the best of this round's, in parts of the default's cost;
+    infinite where it is not known, or where others compute less."""
+    round_, floor = basis.round, basis.round.floor
+    found = standing(round_.visits.undisturbed, best)
+    if floor is None or found is None:
+        return math.inf
+    if floor.recomputed > min(each.number(RECOMPUTED_KNOB) for each in problem.candidates):
+        return math.inf
+    error = round_.visits.error_inside(found)
+    return (found.center + error - floor.cost) / round_.scale
 
 
 def told_searcher(

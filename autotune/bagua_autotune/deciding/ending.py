@@ -25,7 +25,6 @@ from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Inter
 from bagua_autotune.search import Predictor, Problem, Searcher
 from bagua_autotune.search.process import expected_improvements
 from bagua_wire.configuration import Configuration
-from bagua_wire.knobs import RECOMPUTED_KNOB
 
 # A bad moment at the default's only visit makes all gains too high, and the best was chosen for
 # being lucky: each of the two is visited so often before a gain is believed.
@@ -57,6 +56,7 @@ def why_search_ends(
     visits: Visits,
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
+    left_to_gain: float = math.inf,
 ) -> str | None:
     """Why the search trials so far are enough: NOTHING_FASTER than the best of them is expected, or
     the most that can be gained is NOT_SHOWN by any confirmation. None: they are not enough.
@@ -70,6 +70,7 @@ def why_search_ends(
         visits: of the round; they say what gain a confirmation shows.
         trial_steps: of the training, from one trial to the next.
         most_gain: over the default, by the communication that it does not hide; see Ceiling.
+        left_to_gain: over the best, likewise, where no configuration computes less; see Floor.
     """
     default = problem.candidates[0]
     # Of one that runs the searcher was told what it expects.
@@ -80,14 +81,9 @@ def why_search_ends(
         return NOTHING_FASTER
     learned_from = len(measured) - searcher.initial_trials
     shown = least_shown(visits) / visits.scale
-    if RECOMPUTED_KNOB in problem.space:
-        # If the best computes as little as can be, and hides nearly all of its communication: of
-        # what is left about half is expected.
-        costs = {t.configuration: t.estimate.center / visits.scale for t in measured if t.estimate}
-        gained = costs[default] - min(costs.values()) if default in costs else -math.inf
-        if most_gain - gained < max(shown, 2 * WORTH_A_TRIAL):
-            return NOTHING_FASTER
-    elif learned_from >= 0 and most_gain < shown and not _is_clearly_beaten(default, measured):
+    if left_to_gain < shown:
+        return NOTHING_FASTER
+    if learned_from >= 0 and most_gain < shown and not _is_clearly_beaten(default, measured):
         return NOT_SHOWN
     if learned_from < (1 if problem.predictor else 2):
         return None

@@ -30,11 +30,11 @@ from bagua_wire.configuration import Configuration
 from bagua_wire.knobs import ALGORITHM_KNOB, KNOBS, RECOMPUTED_KNOB
 from bagua_wire.messages import BEING_TUNED
 
-# The last ones of the default's first trial: those before are its warm-up.
+# The last ones of a trial: before those of the default's first one lies its warm-up.
 LATEST_STEPS = 20
 FEWEST_STEPS = 3
 MOST_ALIKE = 4
-"""Trials that compute alike, of which the last ones say how long that takes."""
+"""Trials that compute alike: those of the lowest cost say how long that takes."""
 # No step is taken to compute for less than this part of it.
 LEAST_COMPUTING = 1e-3
 
@@ -78,29 +78,39 @@ def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
         observations: of the default.
     """
     is_computing_tuned = any(knob in KNOBS and KNOBS[knob].computes for knob in job.space)
-    return None if is_computing_tuned else exposed(job, observations)
-
-
-def exposed(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
-    """Return what can be gained over one configuration by others that compute as much as it; None
-    where that is not known.
-
-    Args:
-        observations: of the configuration.
-    """
     told = paces(observations)
-    are_seconds = OBJECTIVES[job.protocol].seconds(0.0) is not None
-    if len(told) < FEWEST_STEPS or not are_seconds or _may_part(job):
+    if is_computing_tuned or len(told) < FEWEST_STEPS or not _is_bounded(job):
         return None
-    gains = [
-        math.log(seconds / min(max(computing, LEAST_COMPUTING * seconds), seconds))
-        for seconds, computing in told
-    ]
     return Ceiling(
         seconds=median(seconds for seconds, _ in told),
         exposed_seconds=median(max(0.0, seconds - computing) for seconds, computing in told),
-        gain=estimate(gains).high,
+        gain=estimate([_waited(*each) for each in told]).high,
     )
+
+
+def least_cost(job: Job, told: Sequence[tuple[float, Sequence[Observation]]]) -> float | None:
+    """Return what the fastest of some trials that compute alike would cost if it waited for no
+    communication; None where that is not known. By each one's own steps: more messages at a time
+    slow computing, too.
+
+    Args:
+        told: of each trial its cost, and its steps.
+    """
+    waited = [(cost, [_waited(*each) for each in paces(steps)]) for cost, steps in told]
+    if sum(len(each) for _, each in waited) < FEWEST_STEPS or not _is_bounded(job):
+        return None
+    return min(cost - median(each) for cost, each in waited if each)
+
+
+def _waited(seconds: float, computing_seconds: float) -> float:
+    """How much less a step would cost, as a logarithm, that waits for no communication."""
+    least, most = LEAST_COMPUTING * seconds, seconds
+    return math.log(seconds / min(max(computing_seconds, least), most))
+
+
+def _is_bounded(job: Job) -> bool:
+    """Whether the time that ranks compute bounds that of a step."""
+    return OBJECTIVES[job.protocol].seconds(0.0) is not None and not _may_part(job)
 
 
 def _may_part(job: Job) -> bool:
@@ -304,14 +314,14 @@ def with_ceiling(store: Store, round_: Round) -> Round:
         if trial.estimate
     ]
     fewest = min(count for count, _, _ in known)
-    # They compute alike, and each may have had but a step or two.
-    alike = [(cost, index) for count, cost, index in known if count == fewest][-MOST_ALIKE:]
-    steps = [
-        s for _, index in alike for s in store.observations.latest(job.id, index, LATEST_STEPS)
+    alike = sorted((cost, index) for count, cost, index in known if count == fewest)
+    # Each may have had but a step or two.
+    told = [
+        (cost, store.observations.latest(job.id, index, LATEST_STEPS))
+        for cost, index in alike[:MOST_ALIKE]
     ]
-    found = exposed(job, steps)
-    cost = median(cost for cost, _ in alike)
-    return replace(round_, floor=Floor(fewest, cost - found.gain) if found else None)
+    cost = least_cost(job, told)
+    return round_ if cost is None else replace(round_, floor=Floor(fewest, cost))
 
 
 def read_ceilings(store: Store, job: Job, trials: Sequence[Trial]) -> dict[int, Ceiling | None]:

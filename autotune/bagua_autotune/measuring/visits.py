@@ -147,8 +147,8 @@ SETTLED_STEPS = 5
 def warmup_steps(seconds: Sequence[float], warmup_seconds: float) -> int | None:
     """How many of a job's first steps do not count, or None while it is still warming up.
 
-    The job is warm once the median of five steps is within 10 % of that of the five before: from
-    these five on, as nothing told them apart; or after ``warmup_seconds``.
+    The job is warm once the median of five steps is within 10 % of that of the five before; where
+    it is within 5 %, these five count already. Or it is after ``warmup_seconds``.
     """
     if warmup_seconds == 0:
         return 0
@@ -158,8 +158,9 @@ def warmup_steps(seconds: Sequence[float], warmup_seconds: float) -> int | None:
         if count >= 2 * SETTLED_STEPS:
             last = median(seconds[count - SETTLED_STEPS : count])
             before = median(seconds[count - 2 * SETTLED_STEPS : count - SETTLED_STEPS])
-            if abs(last - before) <= SETTLED * before:
-                return count - SETTLED_STEPS
+            change = abs(last - before)
+            if change <= SETTLED * before:
+                return count - SETTLED_STEPS if change <= SETTLING * before else count
     return None
 
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent import report
-from bagua_client.agent.agent import Agent
 from bagua_client.agent.job import Correspondence, name_of, nothing_to_try, tell_left_alone
 from bagua_client.agent.several_models import Turn, turns
+from bagua_client.agent.switching import Agent
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
 from bagua_client.communication.agreement import (

@@ -4,7 +4,7 @@ The names below are all that the training thread has of it: nothing that it call
 the service.
 """
 
-from bagua_client.reporter.handover import Handover
+from bagua_client.reporter.copies import Handover
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 

@@ -23,9 +23,9 @@ from typing import Any
 from bagua_client.announcement import TrialLines, announce, before_that
 from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
-from bagua_client.reporter.drift import DriftWatch
-from bagua_client.reporter.handover import Handover, is_of
+from bagua_client.reporter.copies import Handover, is_of
 from bagua_client.reporter.inbox import Event, GatheredTimes, Inbox, Message
+from bagua_client.reporter.lasting_change import DriftWatch
 from bagua_client.service.breaker import SILENT_SECONDS, Absence, Connection, Stopped
 from bagua_client.service.client import JobState, Progress, ServiceRefused, StepTimes
 from bagua_client.service.sidecar import SidecarError

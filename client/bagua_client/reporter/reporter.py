@@ -18,7 +18,7 @@ from bagua_client.announcement import ENDED_FIRST, announce
 from bagua_client.environment import Environment
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.reporter.conversation import Conversation
-from bagua_client.reporter.handover import Handover
+from bagua_client.reporter.copies import Handover
 from bagua_client.reporter.inbox import Event, Inbox, Message
 from bagua_client.service.sidecar import job_service
 from bagua_client.threads import TorchThread

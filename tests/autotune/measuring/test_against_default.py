@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.measuring.against_default import Defaults, StepTime
-from bagua_autotune.measuring.rounds import Round, ceiling
+from bagua_autotune.measuring.rounds import Round, ceiling, least_cost
 from bagua_autotune.measuring.standing import best
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.knobs import Categorical
@@ -143,6 +143,24 @@ def test_it_is_unknown_where_the_default_s_steps_do_not_tell_it() -> None:
     assert ceiling(apart, told) is None, "ranks that do not wait are bounded by no slowest one"
     recomputed = replace(job(), space={RECOMPUTED_KNOB: Categorical(values=(12, 0))})
     assert ceiling(recomputed, told) is None, "computing itself may take less time"
+
+
+def test_what_computing_costs_is_that_of_the_trial_that_computes_fastest() -> None:
+    """By each trial's own steps: how long others are measured, and how slow they are, says nothing
+    of it."""
+
+    def told(cost: float, waited: float, count: int) -> tuple[float, list[Observation]]:
+        seconds = math.exp(cost)
+        computing = math.exp(cost - waited)
+        return cost, [Observation(step, (seconds,), (computing,)) for step in range(count)]
+
+    trials = [told(0.1, 0.1, 8), told(0.4, 0.3, 2), told(0.5, 0.4, 2), told(0.05, 0.02, 1)]
+    assert least_cost(job(), trials[:3]) == pytest.approx(0.0)
+    assert least_cost(job(), trials[1:2]) is None, "two steps are too few"
+    assert least_cost(job(), trials[1:]) == pytest.approx(0.03)
+    silent = [(cost, [replace(each, compute=None) for each in steps]) for cost, steps in trials]
+    assert least_cost(job(), silent) is None
+    assert least_cost(job(), [*trials[:1], silent[3]]) == pytest.approx(0.0)
 
 
 TRIALS = st.lists(

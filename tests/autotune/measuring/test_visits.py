@@ -237,6 +237,7 @@ def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
         ([0.1] * 10, 5),  # the five that settled it count
         ([1.0] * 5 + [0.1] * 4, None),
         ([1.0] * 5 + [0.1] * 10, 8),  # the five before these were mostly fast
+        ([0.985**step for step in range(12)], 10),  # it may go on to fall
         ([20.0, 20.0, 0.1], 2),  # warmup_seconds passed
         ([], None),
     ],

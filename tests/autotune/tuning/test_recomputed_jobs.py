@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from bagua_autotune.measuring.rounds import Round, with_ceiling
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Workload
@@ -76,6 +78,18 @@ def test_on_a_fast_network_the_same_is_found_in_as_few_steps() -> None:
         least = {**job.baseline, KNOB: 0}
         assert job.true_seconds(job.configuration) < 1.01 * job.true_seconds(least)
         assert job.step <= MOST_STEPS
+
+
+def test_what_computing_costs_is_known_from_the_trials_that_recompute_least() -> None:
+    simulator = RecomputingSimulator(replicated(workload(), NVLINK), blocks(0.06, 26))
+    job = tuned(simulator, ("bucket_bytes", KNOB))
+    store = job.tuner.store
+    round_ = with_ceiling(store, Round.of(store.jobs.get("job"), store.trials.of("job")))
+    floor = present(round_.floor)
+    assert floor.recomputed == 0
+    computing = simulator.computing_seconds({**job.baseline, KNOB: 0})
+    assert math.exp(floor.cost) == pytest.approx(computing, rel=0.05)
+    assert round_.ceiling is None, "the default's steps say nothing of it"
 
 
 def test_where_memory_is_short_as_few_are_recomputed_as_fit_after_few_refusals() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import time
 import zlib
 from itertools import groupby
@@ -19,6 +20,8 @@ from bagua_client.agent import report
 from bagua_client.agent.report import ROOM_BYTES
 from bagua_client.integrations.distributed_data_parallel import tunable_of
 from bagua_client.measuring.clock import CpuClock
+from bagua_client.reporter.conversation import told_of
+from bagua_client.service.client import JobState
 from bagua_client.torch_private import reducer as torchs
 from bagua_wire.knobs import KNOBS
 from tests.client.agent.scripted_service import ScriptedService, tuned_at
@@ -104,9 +107,18 @@ def test_all_steps_until_a_switch_are_told_but_the_two_of_the_switch(two_ranks: 
         assert told[trial + 1][0] - last <= 3
 
 
-def _tune_without_room(url: str, last: Configuration) -> list[Configuration]:
-    with mock.patch.object(report, "ROOM_BYTES", 8):
-        return [configuration for configuration, *_ in _tune(url, last)]
+def _tune_without_room(url: str, last: Configuration) -> tuple[list[Configuration], int]:
+    """The configuration after each step, and how many commands did not come with a report."""
+    with (
+        mock.patch.object(report, "ROOM_BYTES", 8),
+        mock.patch.object(
+            report.Exchange,
+            "start_command",
+            autospec=True,
+            side_effect=report.Exchange.start_command,
+        ) as apart,
+    ):
+        return [configuration for configuration, *_ in _tune(url, last)], apart.call_count
 
 
 @pytest.mark.slow
@@ -116,17 +128,23 @@ def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) ->
         first, second = two_ranks.run(_tune_without_room, service.url, tried[-1])
         assert service.bodies("disagreement") == []
     assert first == second
-    assert set(tried) <= set(first)
-    assert first[-1] == tried[-1]
+    configurations, apart = first
+    assert set(tried) <= set(configurations)
+    assert configurations[-1] == tried[-1]
+    assert apart >= len(tried)
 
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
 def test_a_report_has_room_for_a_trial_of_all_knobs_beside_the_best(kind: str) -> None:
     """Else each trial takes a step more."""
     names = [name for name, knob in KNOBS.items() if kind in knob.models and name != "buckets"]
-    tried, best = ({name: f"{name}-{which}" for name in names} for which in ("tried", "best"))
-    told = {"state": "tuning", "round": 1, "trials": 40, "best": best, "speedup": 1.3431137713109}
-    command = {"trial": 41, "watch": True, "told": told, "configuration": tried}
+    rng = random.Random(0)
+    tried, best = (
+        {name: rng.choice(["shared", "leaders", rng.randrange(2**31)]) for name in names}
+        for _ in range(2)
+    )
+    state = JobState(41, tried, 40, 60, 1.3431137713109, None, round=1, incumbent=best)
+    command = {"trial": 41, "watch": True, "told": told_of(state, {}), "configuration": tried}
     assert len(zlib.compress(json.dumps(command).encode())) <= ROOM_BYTES
 
 

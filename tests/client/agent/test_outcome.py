@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
-from bagua_client.agent import agent, outcome
+from bagua_client.agent import outcome, switching
 from bagua_client.announcement import ENDED_FIRST
 from bagua_client.environment import Environment
 from bagua_client.measuring import rank_measurement
@@ -170,7 +170,7 @@ def test_each_round_is_told_to_all_ranks_in_the_same_step(
 def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
     told: list[Tuning] = []
     handle = bagua_client.on_tuned(told.append)
-    original, calls = agent.LossGuard.take, []
+    original, calls = switching.LossGuard.take, []
 
     def take(guard: Any) -> Any:
         calls.append(guard)
@@ -178,7 +178,7 @@ def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
             raise MemoryError("of this rank alone")
         return original(guard)
 
-    with mock.patch.object(agent.LossGuard, "take", take), tuned_at(url, JOB="j", RESULT=path):
+    with mock.patch.object(switching.LossGuard, "take", take), tuned_at(url, JOB="j", RESULT=path):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
         for _ in range(MOST_STEPS):  # without an optimizer: told before the next forward pass
             model(torch.ones(1, 16)).sum().backward()

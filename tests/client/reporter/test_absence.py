@@ -19,8 +19,8 @@ import pytest
 
 from bagua_client.environment import Environment
 from bagua_client.reporter import conversation
-from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
+from bagua_client.reporter.lasting_change import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service import breaker
 from bagua_client.service.breaker import FIRST_REST_SECONDS, SILENT_REDUCTIONS, SILENT_SECONDS

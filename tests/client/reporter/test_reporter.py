@@ -18,8 +18,8 @@ from bagua_client.measuring.clock import CpuClock
 from bagua_client.measuring.profiler import Recording
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.reporter.conversation import MOST_REFUSALS
-from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import LARGEST_INBOX, Event, GatheredTimes, RankTimes
+from bagua_client.reporter.lasting_change import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.breaker import REGISTRATIONS
 from bagua_client.tunable.tunable import Timeline

@@ -247,7 +247,7 @@ def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:
 
 
 # The copies of tunings that trainings keep on this host, as files (see docs/elastic.md). The client
-# writes them (``bagua_client.reporter.handover``): the time in a line, and then the copy as
+# writes them (``bagua_client.reporter.copies``): the time in a line, and then the copy as
 # compressed JSON, which names the jobs that are in it.
 
 

@@ -192,7 +192,7 @@ def test_one_whose_training_may_run_is_deleted_only_by_force(
 def test_copies_on_this_host_go_with_their_job(
     source: list[str], command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As trainings write them: tests/client/reporter/test_handover.py."""
+    """As trainings write them: tests/client/reporter/test_copies.py."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     folder = tmp_path / "bagua-autotune" / "copies"
     folder.mkdir(parents=True)

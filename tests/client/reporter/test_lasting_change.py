@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.reporter.drift import Drift, DriftWatch
+from bagua_client.reporter.lasting_change import Drift, DriftWatch
 
 LEARNED = 64
 

@@ -20,8 +20,8 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.maintenance.retention import delete_training
 from bagua_client.communication.topology import Topology
 from bagua_client.environment import Environment
-from bagua_client.reporter import handover
-from bagua_client.reporter.handover import Handover, is_of, pack, unpack
+from bagua_client.reporter import copies
+from bagua_client.reporter.copies import Handover, is_of, pack, unpack
 from bagua_client.torch_private import groups
 from tests.autotune.support import registration
 
@@ -114,7 +114,7 @@ def test_a_file_is_its_users_alone_and_the_newest(
 def test_there_are_never_more_files_than_jobs_of_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "MOST_FILES", 2)
+    monkeypatch.setattr(copies, "MOST_FILES", 2)
     node = of_rank(2, tmp_path, monkeypatch)
     folder = tmp_path / "bagua-autotune" / "copies"
     folder.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_what_a_node_offers_may_be_nonsense(
 def test_one_that_is_too_large_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handover, "LARGEST_BYTES", 20)
+    monkeypatch.setattr(copies, "LARGEST_BYTES", 20)
     node = of_rank(0, tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO):
         assert node.share({"tensors": TENSORS}) is None
