@@ -14,7 +14,7 @@ from bagua_client.announcement import announce, announce_page
 from tests.client.agent.scripted_service import ScriptedService
 
 TRAINING = """
-import json, logging, sys, time
+import json, logging, sys, time, zlib
 from bagua_client.reporter.inbox import RankTimes, GatheredTimes
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.environment import Environment
@@ -25,7 +25,7 @@ reporter = Reporter(Environment(url=sys.argv[1]), description)
 trial, step = 0, 0
 while trial is not None:
     if command := reporter.take_command():
-        trial = json.loads(command)["trial"]
+        trial = json.loads(zlib.decompress(command))["trial"]
         reporter.put(GatheredTimes(trial, [RankTimes(step, [0.1])]))
         step += 1
     time.sleep(0.001)

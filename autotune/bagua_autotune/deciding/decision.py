@@ -219,7 +219,7 @@ def _search(
         return searcher.best()
     why = why_search_ends(
         *(searches, problem, searcher, job.limits, visits, trial_steps, basis.round.most_gain),
-        left_to_gain=_left_to_gain(basis, problem, searcher.best()),
+        left_to_gain=_left_to_gain(basis, problem, searcher),
     )
     if why is None:
         return Propose("search", searcher.ask())
@@ -234,14 +234,15 @@ def _search(
     return winner if gain >= SMALLEST_GAIN else job.baseline
 
 
-def _left_to_gain(basis: _Basis, problem: Problem, best: Configuration) -> float:
+def _left_to_gain(basis: _Basis, problem: Problem, searcher: Searcher) -> float:
     """The most that can be gained over the best of this round's, in parts of the default's cost;
     infinite where it is not known, or where others compute less."""
     round_, floor = basis.round, basis.round.floor
-    found = standing(round_.visits.undisturbed, best)
-    if floor is None or found is None:
+    if floor is None:
         return math.inf
-    if floor.recomputed > min(each.number(RECOMPUTED_KNOB) for each in problem.candidates):
+    fewest = min(each.number(RECOMPUTED_KNOB) for each in problem.candidates)
+    found = standing(round_.visits.undisturbed, searcher.best())
+    if floor.recomputed > fewest or found is None:
         return math.inf
     error = round_.visits.error_inside(found)
     return (found.center + error - floor.cost) / round_.scale

@@ -30,7 +30,7 @@ from bagua_wire.configuration import Configuration
 from bagua_wire.knobs import ALGORITHM_KNOB, KNOBS, RECOMPUTED_KNOB
 from bagua_wire.messages import BEING_TUNED
 
-# The last ones of a trial: before those of the default's first one lies its warm-up.
+# The last ones of a trial: where that is the default's first one, most of its warm-up lies before.
 LATEST_STEPS = 20
 FEWEST_STEPS = 3
 MOST_ALIKE = 4

@@ -312,8 +312,7 @@ class Correspondence:
             count = self._measurement.count
             self._reporter = Reporter(environment, description, self._handover, count)
         self._reporter.look(reductions)
-        command = self._reporter.take_command() if may_leave else None
-        return zlib.compress(command) if command else None
+        return self._reporter.take_command() if may_leave else None
 
     def read(self, text: bytes) -> Command:
         """Read a packed command, on any rank, as far as that can be done; it does not raise: other

@@ -14,6 +14,7 @@ import math
 import threading
 import time
 import uuid
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -454,9 +455,9 @@ class Conversation:
             command["waits"] = True
         if copy is not None:
             command["copy"] = copy
-        # Short: what is too long for a report comes a step later.
+        # Packed: what is too long for a report comes a step later.
         text = json.dumps(command, separators=(",", ":"))
-        self._put_command(text.encode(), waits or not watch)
+        self._put_command(zlib.compress(text.encode()), waits or not watch)
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Reporter:
         return self._command is not None
 
     def take_command(self) -> bytes | None:
-        """The command that the ranks have not been told yet."""
+        """The packed command that the ranks have not been told yet."""
         if self._is_forked:
             return None
         with self._command_lock:

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -62,7 +63,7 @@ class _Training:
         if self._coming is None:
             self.reporter.look(self.step)
             if (command := self.reporter.take_command()) is not None:
-                self.commands.append(json.loads(command))
+                self.commands.append(json.loads(zlib.decompress(command)))
                 self._coming = self.step + SWITCH_REDUCTIONS, self.commands[-1]
         elif self.step == self._coming[0]:
             self._switch(self._coming[1])

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def _has_ended() -> bool:
 
 def command_of(reporter: Reporter) -> dict[str, Any]:
     """Without what it tells besides, which is in test_outcome."""
-    command = dict(json.loads(wait_for(reporter.take_command)))
+    command = dict(json.loads(zlib.decompress(wait_for(reporter.take_command))))
     del command["told"]
     return command
 
@@ -327,7 +328,7 @@ def test_a_registration_that_is_wrong_ends_the_tuning_in_one_line(
     with ScriptedService([[SMALL]], refuses={"PUT": 422}) as service:
         reporter = start(service)
         default = DESCRIPTION["default_configuration"]
-        command = json.loads(wait_for(reporter.take_command))
+        command = json.loads(zlib.decompress(wait_for(reporter.take_command)))
         assert command.pop("told") == {"state": "failed", "reason": "not here"}
         assert command == {"trial": None, "configuration": default, "watch": False}
         assert service.refused == REGISTRATIONS
