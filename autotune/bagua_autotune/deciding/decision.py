@@ -33,6 +33,7 @@ from bagua_autotune.model.reasons import (
     DIVERGED_CODE,
     NOT_SHOWN,
     NOTHING_FASTER,
+    NOTHING_FITS,
     NOTHING_TO_TRY,
     TOO_FEW_STEPS,
     failure_code,
@@ -140,7 +141,9 @@ def decide(
     if not isinstance(found, Configuration):
         return found
     if found == job.baseline:
-        return Keep(job.baseline)
+        others = {trial.state for trial in basis.trials if trial.configuration != job.baseline}
+        reason = NOTHING_FITS if others == {"infeasible"} else NOTHING_FASTER
+        return Keep(job.baseline, reason=reason)
     # What runs was measured by nobody yet, whatever is expected of it.
     judge = _tell(basis, searcher_for(allowed)) if round_.open_trial else searcher
     if not isinstance(judge, Judges):

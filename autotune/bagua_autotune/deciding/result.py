@@ -19,6 +19,7 @@ from bagua_autotune.model.reasons import (
     LASTING_HARM,
     NOT_SHOWN,
     NOTHING_FASTER,
+    NOTHING_FITS,
     ONE_SAMPLE,
     ONLY_DEFAULT,
     REASON_CODES,
@@ -165,6 +166,9 @@ def _reason(round_: Round, kept: Keep) -> tuple[str, str]:
     elif reason == NOTHING_FASTER and round_.job.limits.max_samples == 1:
         reason = ONE_SAMPLE
     code = REASON_CODES[reason]
+    if reason == NOTHING_FITS:
+        words = [trial.failure for trial in round_.trials if trial.state == "infeasible"]
+        reason = f"{NOTHING_FITS} ({words[-1]})" if words else reason
     if reason == NOT_SHOWN:
         spread = round_.visits.step_spread / round_.scale
         most = f"at most {math.exp(round_.most_gain):.2f}x is possible"

@@ -13,6 +13,7 @@ ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"
 NOT_SHOWN = "no gain could be shown"
 TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
 BEST_BEFORE = "it was the best in an earlier run"
+NOTHING_FITS = "nothing else fits in memory"
 NOTHING_TO_TRY = "there is nothing else to try"
 TOO_FEW_STEPS = "too few steps remain to make up for a search"
 # The same for programs.
@@ -41,6 +42,7 @@ REASON_CODES = {
     ONE_SAMPLE: "only_default",
     f"{ONLY_DEFAULT} before {TIME_WAS_UP}": "only_default",
     BEST_BEFORE: "earlier_best",
+    NOTHING_FITS: INFEASIBLE_CODE,
     NOTHING_TO_TRY: "nothing_to_try",
     TOO_FEW_STEPS: "too_few_steps",
     DISAGREED: DISAGREEMENT_CODE,

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bagua_autotune.deciding.decision import Keep, Propose, decide
-from bagua_autotune.deciding.result import Bill, make_result
+from bagua_autotune.deciding.result import Bill, bill, make_result
 from bagua_autotune.deciding.room import Room
 from bagua_autotune.measuring.against_default import Speed, StepTime
 from bagua_autotune.measuring.rounds import Floor, Round
@@ -393,6 +393,21 @@ def test_a_trial_that_runs_stays_in_the_search_though_it_may_not_be_asked_for_an
     found = decide(Round(job, trials), lambda: problem, partial(make_searcher, "bayesian"))
     assert isinstance(found, Propose)
     assert Room(trials, default).may_fit(found.configuration)
+
+
+def test_where_nothing_else_fits_that_is_why_the_default_stays() -> None:
+    default, fast, slow = history(*SEARCHED)
+    refused = replace(fast, state="infeasible", estimate=None, failure="rank 1 has no room")
+    refused_too = replace(refused, index=2, configuration=SLOW)
+    kept = follow([default, refused, refused_too], candidates=ONCE_EACH)
+    assert kept == Keep(BASELINE, reason="nothing else fits in memory")
+    round_ = Round(make_job(), [default, refused, refused_too])
+    assert isinstance(kept, Keep)
+    result = make_result(round_, kept, bill(round_, {}, {}), at=0.0)
+    assert result.reason_code == "infeasible"
+    assert "nothing else fits in memory (rank 1 has no room)" in result.summary
+    kept = follow([default, refused, replace(slow, index=2)], candidates=ONCE_EACH)
+    assert kept == Keep(BASELINE)
 
 
 def test_what_recomputes_nothing_and_hides_its_communication_ends_the_search() -> None:
