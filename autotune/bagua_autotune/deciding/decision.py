@@ -142,8 +142,8 @@ def decide(
         return found
     if found == job.baseline:
         others = {trial.state for trial in basis.trials if trial.configuration != job.baseline}
-        reason = NOTHING_FITS if others == {"infeasible"} else NOTHING_FASTER
-        return Keep(job.baseline, reason=reason)
+        fits_alone = len(allowed.candidates) == 1 and others == {"infeasible"}
+        return Keep(job.baseline, reason=NOTHING_FITS if fits_alone else NOTHING_FASTER)
     # What runs was measured by nobody yet, whatever is expected of it.
     judge = _tell(basis, searcher_for(allowed)) if round_.open_trial else searcher
     if not isinstance(judge, Judges):

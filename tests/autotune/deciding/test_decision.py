@@ -408,6 +408,8 @@ def test_where_nothing_else_fits_that_is_why_the_default_stays() -> None:
     assert "nothing else fits in memory (rank 1 has no room)" in result.summary
     kept = follow([default, refused, replace(slow, index=2)], candidates=ONCE_EACH)
     assert kept == Keep(BASELINE)
+    # Of what the search had no time for it is not known.
+    assert follow([default, refused], make_job(max_samples=1)) == Keep(BASELINE)
 
 
 def test_what_recomputes_nothing_and_hides_its_communication_ends_the_search() -> None:
