@@ -17,7 +17,7 @@ from bagua_autotune.deciding.result import allowed_steps, bill, make_result, spe
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring import complexity
 from bagua_autotune.measuring.against_default import OBJECTIVES
-from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps, with_ceiling
+from bagua_autotune.measuring.rounds import Round, as_of_now, measured_in, trial_steps, with_ceiling
 from bagua_autotune.measuring.standing import best, lowest, standing
 from bagua_autotune.measuring.visits import Visits, measured, settled, warmup_steps
 from bagua_autotune.model.job import Job, Observation, Trial
@@ -233,7 +233,8 @@ class NextStep:
         baseline, job = round_.defaults.first, round_.job
         if baseline is None or not round_.objective.closes_itself:
             return None
-        if running.purpose == "confirm":
+        is_again = measured_in(round_.trials[:-1], running.configuration) is not None
+        if running.purpose == "confirm" or is_again:
             expected = standing(round_.trials, running.configuration)
             as_if = replace(running, state="measured", estimate=expected)
             round_ = replace(round_, trials=[*round_.trials[:-1], as_if])
@@ -241,14 +242,17 @@ class NextStep:
             return None
         round_ = with_ceiling(self._store, round_)
         decision = self._decide(round_, self._store.observations.steps(job.id))
-        if not isinstance(decision, Propose) or decision.purpose != running.purpose:
+        if not isinstance(decision, Propose):
             return None
         following = decision.configuration
         if following == running.configuration:
             return None
         if not all(_is_judged(round_, c) for c in (following, running.configuration)):
             return None
-        return Trial(round_.next_index, decision.purpose, following, round=round_.number)
+        # What a confirmation would begin with is visited as part of the search, which goes on if
+        # what runs, and was not measured before, turns out otherwise.
+        purpose = decision.purpose if is_again else running.purpose
+        return Trial(round_.next_index, purpose, following, round=round_.number)
 
     def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
         limits = as_of_now(round_, observed.values(), self._is_spent(round_, observed))

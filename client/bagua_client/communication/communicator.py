@@ -154,6 +154,11 @@ class Communicator:
         return process_groups.most_channels(self.device) if self._is_nccl else max(CHANNELS_VALUES)
 
     @property
+    def why_one_channel(self) -> str:
+        """Why more channels than one, which are possible, would gain nothing; empty: they may."""
+        return process_groups.why_one_channel(self.device, len(self.topology.nodes))
+
+    @property
     def _is_nccl(self) -> bool:
         return torch_groups.is_nccl(self.everyone, self.device)
 

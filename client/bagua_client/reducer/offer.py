@@ -100,13 +100,9 @@ class ReplicatedOffer(Offer):
         return [count for count in CHANNELS_VALUES if count <= self.communicator.most_channels]
 
     def _why_one_channel(self) -> str:
-        communicator = self.communicator
-        if communicator.obstacle:
-            return f"one channel, and no way to reduce but flat: {communicator.obstacle}"
-        if communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1:
-            # Over NVLink 100 MB take 0.4 ms; more only take multiprocessors from the training.
-            return "one channel: all ranks are on one host, whose links NCCL fills with one"
-        return ""
+        if obstacle := self.communicator.obstacle:
+            return f"one channel, and no way to reduce but flat: {obstacle}"
+        return self.communicator.why_one_channel
 
     def _first_sizes(self) -> Sequence[Value]:
         sizes = {self.default.first_bucket_bytes}

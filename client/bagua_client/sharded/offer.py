@@ -107,6 +107,7 @@ class ShardedOffer(Offer):
         is_narrow = any(unit.dtypes[1].itemsize <= BYTES_OF_16_BITS for unit in units)
         is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in units)
         most = min(communicator.most_channels, MOST_CHANNELS)
+        one = (alone and f"one channel: {alone}") or communicator.why_one_channel
         low = high = self.default.bucket_bytes
         are_alike = len({spec.group for spec in self.tensors}) < len(self.tensors)
         if not self.unmergeable and are_alike:
@@ -137,8 +138,8 @@ class ShardedOffer(Offer):
 
         rows = {
             "channels": Limit(
-                first("channels", [] if alone else [n for n in CHANNELS_VALUES if n <= most]),
-                alone and f"one channel: {alone}",
+                first("channels", [] if one else [n for n in CHANNELS_VALUES if n <= most]),
+                one,
                 only(1, carried),
             ),
             # Without streams nothing is gathered ahead of its use, nor reduced beside it.

@@ -174,11 +174,14 @@ class CudaMemory:
         return Taken(found.get("allocated_bytes.all.peak", 0), found.get("num_alloc_retries", 0))
 
     def largest_bytes(self) -> int:
-        # Torch asks the driver for a segment as large as what is allocated, if that is large.
+        # Torch asks the driver for a segment as large as what is allocated, if that is large. One
+        # that grows page by page (expandable_segments) says nothing of it, nor do its pages have to
+        # lie side by side.
         sizes = [
             segment["total_size"]
             for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
             if segment["device"] == (self._device.index or 0)
+            and not segment.get("is_expandable", False)
         ]
         return max(sizes, default=0)
 

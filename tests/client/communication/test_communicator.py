@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -329,3 +330,17 @@ def test_between_the_gpus_of_one_host_there_is_one_channel(two_ranks: RankPool) 
         assert every == [1, 2, 4, 8, 16]
         assert one == [1]
         assert reason == no_reason + 1
+
+
+@pytest.mark.parametrize(
+    ("off", "is_one"),
+    [((), True), (("P2P",), True), (("SHM",), True), (("P2P", "SHM"), False)],
+)
+def test_ranks_of_one_host_whose_nccl_goes_through_the_network_have_several_channels(
+    off: Sequence[str], is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for way in ("P2P", "SHM"):
+        monkeypatch.setenv(f"NCCL_{way}_DISABLE", "1" if way in off else "0")
+    assert bool(process_groups.why_one_channel(GPU, nodes=1)) == is_one
+    assert not process_groups.why_one_channel(GPU, nodes=2)
+    assert not process_groups.why_one_channel(CPU, nodes=1)

@@ -70,6 +70,24 @@ def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return found
 
 
+def _channels() -> list[tuple[list[Any], bool]]:
+    """What is offered on CPUs, and on GPUs of one host; and whether a reason is told."""
+    _, tunable = tuned()
+    found = []
+    for kind in ("cpu", "cuda"):
+        tunable.communicator.device = torch.device(kind, 0)
+        offer = tunable.offer
+        has_reason = any(why.startswith("one channel:") for why in offer.reasons())
+        found.append(([*offer.values().get("channels", ())], has_reason))
+    return found
+
+
+def test_between_the_gpus_of_one_host_there_is_one_channel(two_ranks: RankPool) -> None:
+    for every, one in two_ranks.run(_channels):
+        assert every == ([1, 2, 4, 8], False)
+        assert one == ([], True)
+
+
 def _on_no_device(is_ours: bool) -> str:
     """What a model says whose weights nobody has made."""
     with torch.device("meta"):
