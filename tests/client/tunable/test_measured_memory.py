@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
 import torch
 
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.tunable.memory import (
+    CudaMemory,
     Footprint,
     Lack,
     MeasuredMemory,
@@ -192,6 +194,31 @@ def test_there_must_be_room_for_the_largest_tensor_beside_what_blocks_keep() -> 
     blocks.has_varied = True
     assert memory.misfit(layout(recomputed_blocks=1)) is not None
     assert memory.free_bytes == 0
+
+
+def test_what_blocks_were_never_seen_to_keep_may_be_a_little_more() -> None:
+    device = Device(allowed=14 * GIB)
+    memory, _ = recomputing(device)
+    memory.share = 12.03 / 14
+    assert memory.misfit(layout(recomputed_blocks=1)) is None
+    assert memory.misfit(layout(recomputed_blocks=0)) is not None
+    memory.begin(layout(recomputed_blocks=1))
+    device.taken_bytes = 11 * GIB
+    memory.read()
+    assert memory.misfit(layout(recomputed_blocks=0)) is None
+
+
+def test_a_segment_that_grows_says_nothing_of_the_largest_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segments = [
+        {"device": 0, "total_size": 2 * GIB, "is_expandable": False},
+        {"device": 0, "total_size": 9 * GIB, "is_expandable": True},
+        {"device": 1, "total_size": 3 * GIB, "is_expandable": False},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert CudaMemory(torch.device("cuda", 0)).largest_bytes() == 2 * GIB
+    assert CudaMemory(torch.device("cuda", 1)).largest_bytes() == 3 * GIB
 
 
 def test_blocks_keep_nothing_where_memory_runs_out_by_default() -> None:
