@@ -22,6 +22,7 @@ from bagua_client import DistributedDataParallel
 from bagua_client.guard import Losses, LossGuard, SecondLook
 from bagua_client.reporter.lasting_change import DriftWatch
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.sharded.models import MERGES
 from tests.ranks import RankPool
 
 
@@ -349,7 +350,9 @@ def _trained(
     return seen, summaries
 
 
-@pytest.mark.parametrize("is_sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "is_sharded", [False, pytest.param(True, marks=[pytest.mark.slow, MERGES])]
+)
 def test_all_ranks_return_to_the_default_in_the_same_step(
     two_ranks: RankPool, is_sharded: bool
 ) -> None:

@@ -79,6 +79,8 @@ def device_mesh(recuts: Recuts) -> str | None:
 
 def own_buffers(recuts: Recuts, name: str) -> str | None:
     """They stay each rank's own."""
+    if name not in inspect.signature(Stock).parameters:
+        return None  # forward_sync_buffers came after torch 2.11
     model = normed()
     model[1].running_mean.fill_(dist.get_rank())
     return side_by_side(model, passes, recuts, **{name: False})

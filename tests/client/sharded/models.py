@@ -37,9 +37,8 @@ from bagua_client.sharded.tunable_units import TunableUnits
 
 WIDTH = 9
 EXPERTS = 4
-MERGES = pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 lacks what merges units"
-)
+CAN_MERGE = hasattr(FSDPModule, "reset_iter_state")
+MERGES = pytest.mark.skipif(not CAN_MERGE, reason="torch before 2.13 lacks what merges units")
 Changes = Mapping[int, Mapping[str, Any]]
 """Before which step which knobs have other values than the default's."""
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import bagua_client
 from bagua_client.communication import link
-from tests.client.sharded.models import Kind, sharded, train
+from tests.client.sharded.models import MERGES, Kind, sharded, train
 from tests.ranks import RankPool
 
 pytestmark = pytest.mark.slow
@@ -151,13 +151,20 @@ def _after(change: dict[str, Any], model: Any) -> dict[int, dict[str, Any]]:
     return {SAVED_AT + 1: {k: v for k, v in change.items() if k != "bucket_bytes"}}
 
 
-@pytest.mark.parametrize(("kind", "change"), CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        pytest.param(*case, id=name, marks=[MERGES] * ("bucket_bytes" in case[1]))
+        for name, case in CASES.items()
+    ],
+)
 def test_they_are_the_same_whatever_is_in_force_and_however_it_trains(
     two_ranks: RankPool, kind: Kind, change: dict[str, Any], tmp_path: Path
 ) -> None:
     assert two_ranks.run(_checkpointed, kind, change, tmp_path) == [{}] * 2
 
 
+@MERGES
 def test_copies_of_a_sharded_model(four_ranks: RankPool, tmp_path: Path) -> None:
     found = four_ranks.run(_checkpointed, Kind(replicas=2), ALL, tmp_path)
     assert found == [{}] * 4

@@ -21,7 +21,16 @@ import bagua_client
 from bagua_client.communication.link import Link
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings as bagua_settings
-from tests.client.sharded.models import WIDTH, Kind, differs, possible, sharded, state_of, train
+from tests.client.sharded.models import (
+    CAN_MERGE,
+    WIDTH,
+    Kind,
+    differs,
+    possible,
+    sharded,
+    state_of,
+    train,
+)
 from tests.ranks import RankPool
 
 CHANGES = st.fixed_dictionaries(
@@ -129,6 +138,8 @@ def test_what_two_dimensions_do_in_several_micro_batches(four_ranks: RankPool) -
     several: dict[str, Any] = {"micro_batches": (3, 2), "awaits": "", "checkpoints": True}
     kind = replace(TENSORS, clips=True, **several)
     assert four_ranks.run(differs, kind, KEPT_ON, 12) == [""] * 4
+    if not CAN_MERGE:
+        pytest.skip("torch before 2.13 places no experts' parameters by themselves")
     kind = replace(SHARE, **several)
     told, by_hand = (
         replace(kind, tells="ours"),

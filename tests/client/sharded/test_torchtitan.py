@@ -29,6 +29,7 @@ from bagua_client import Configuration
 from bagua_client.communication import link
 from bagua_client.integrations.sharded_model import tunable_of
 from tests.client.agent.scripted_service import ScriptedService
+from tests.client.sharded.models import MERGES
 from tests.client.sharded.test_checkpoints import difference
 from tests.ranks import RankPool
 
@@ -177,6 +178,7 @@ def _trained(url: str) -> tuple[list[str], list[str], str]:
         return differing, in_force, tuned.model.tuning.state
 
 
+@MERGES
 def test_it_is_tuned_and_trains_as_with_stock(two_ranks: RankPool) -> None:
     with ScriptedService([[each.to_json() for each in (*TRIED, DEFAULT)]]) as service:
         found = two_ranks.run(_trained, service.url)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bagua_client.tunable.looks import Observers
 from bagua_client.tunable.recomputation import NO_ROOM, Recomputation
+from tests.client.sharded.models import MERGES
 from tests.client.tunable.recomputed.models import (
     BLOCKS,
     WIDTH,
@@ -540,6 +541,7 @@ BY_DEFAULT = ("wrapper", "merged and kept units")
 def _marks(name: str, kind: Kind, ranks: str) -> list[pytest.MarkDecorator]:
     lacking = [needs("peft")] * (name == "peft")
     lacking += [needs("transformers")] * (kind.way.split()[0] in ("gpt2", "llama", "mixtral"))
+    lacking += [MERGES] * (kind.also is UNITS)
     is_quick = ranks == "alone" or (ranks != "copies" and name in BY_DEFAULT)
     return lacking + [pytest.mark.slow] * (not is_quick)
 
