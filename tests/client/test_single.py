@@ -25,6 +25,7 @@ from bagua_client.integrations import single_model
 from bagua_client.integrations.beginning import Beginning
 from bagua_client.integrations.single_model import SingleModel, follow_first_model, tunable_of
 from bagua_client.integrations.tuned_model import TunedModel
+from bagua_client.tunable.passes import Passes
 from bagua_client.tunable.tunable import Nobody
 from tests.ranks import RankPool
 
@@ -184,6 +185,32 @@ def test_before_its_first_forward_pass_it_cannot_be_changed() -> None:
     with pytest.raises(RuntimeError, match="has not made a forward pass for training yet"):
         ours.reconfigure(Configuration())
     assert (ours.tuning.state, ours.tuning.rank) == ("off", 0)
+
+
+@pytest.mark.parametrize("name", ["configuration", "tuning", "report_loss"])
+def test_a_model_with_a_name_of_ours_keeps_its_own_and_is_not_tuned(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+    model: Any = Model()
+    own = nn.Linear(WIDTH, WIDTH)
+    setattr(model, name, own)
+    assert bagua_client.tune(model) is model
+    for step in range(2):
+        model(batch_of(step))["out"].sum().backward()
+    assert getattr(model, name) is own
+    assert not isinstance(model, TunedModel)
+    assert f"the model has a {name!r} of its own" in caplog.text
+
+
+def test_a_weight_among_what_a_model_gives_gets_no_hooks() -> None:
+    passes, weight = Passes(), nn.Parameter(torch.ones(2))
+    for _ in range(3):
+        passes.forward_ends({"weight": weight, "twice": 2 * weight})
+    assert not weight._backward_hooks
+    held = 2 * weight
+    passes.forward_ends(held)
+    assert passes.open == 1
 
 
 def test_it_has_no_algorithm() -> None:

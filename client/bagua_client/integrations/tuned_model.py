@@ -135,6 +135,10 @@ def become(model: object, ours: type[TunedModel], **names: Any) -> str:
     """Make a model one of ``ours``, too, in place, with these names in its class. Answers why it
     cannot be one; empty: it is."""
     kind = type(model)
+    names_of_ours = [name for name in vars(TunedModel) if not name.startswith("__")]
+    theirs = [name for name in names_of_ours if hasattr(model, name)]
+    if theirs and not isinstance(model, TunedModel):
+        return f"the model has a {theirs[0]!r} of its own, which ours would hide"
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **names}
     if kind.__new__ is not object.__new__:
         # Torch's counts classes from the front to find the one that a slice of a container is of.

@@ -34,6 +34,17 @@ class NotRecomputed:
         return found
 
 
+class _NotTrained(NotRecomputed):
+    """In the place of a reentrant function: torch does not train what is given nothing that
+    requires a gradient."""
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+
 class _Shared(NotRecomputed):
     """Stands where a model has one function for all of its blocks, some of which have their own."""
 
@@ -80,11 +91,27 @@ class Way:
     unknown: str = ""
     is_shared: bool = False
 
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether its forward pass is made without gradients, and another one with its own backward
+        pass inside of the model's."""
+        return bool(self.options.get("use_reentrant", True))
+
+    @property
+    def is_set_anew(self) -> bool:
+        """Whether the training has set the attribute to what it was, since something else was put:
+        some recompute nothing while they generate."""
+        now = getattr(self.owner(), self.attribute, None)
+        return now is self.given or _is_alike(now, self.given)
+
     def put(self, value: Any) -> None:
         """Have this value decide, from the next forward pass on."""
         owner, block = self.owner(), self.block()
         if owner is None or block is None:
             return
+        now = getattr(owner, self.attribute)
+        if callable(now) and not (isinstance(now, NotRecomputed) or self.is_set_anew):
+            return  # The training has set another function since.
         if self.is_shared:
             shared = getattr(owner, self.attribute)
             shared = shared if isinstance(shared, _Shared) else _Shared(self.given)
@@ -137,8 +164,17 @@ def _by_function(
         unknown = "a tuning of another model has it"
     elif function is not checkpoint:
         unknown = getattr(function, "__qualname__", type(function).__name__)
-    kept, places = NotRecomputed(given), (weakref.ref(owner), weakref.ref(block))
+    is_reentrant = options.get("use_reentrant", True)
+    kept = _NotTrained(given) if is_reentrant else NotRecomputed(given)
+    places = weakref.ref(owner), weakref.ref(block)
     return Way(places[0], attribute, given, kept, places[1], options, unknown, is_shared)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether two functions are the same one with the same options."""
+    if not (isinstance(one, partial) and isinstance(other, partial)):
+        return False
+    return bool(one.func is other.func and one.keywords == other.keywords)
 
 
 def keeps_elsewhere(module: torch.nn.Module) -> bool:

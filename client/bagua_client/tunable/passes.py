@@ -26,7 +26,12 @@ class _Pass:
 def is_of_training(model: torch.nn.Module) -> bool:
     """Whether a pass of it is one of a training that Python makes: where the compiler follows the
     model, there must be nothing for it to follow."""
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and model.training
+    return model.training and is_remembered()
+
+
+def is_remembered() -> bool:
+    """Whether a pass may have a backward pass, whatever the model is in; see is_of_training."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled()
 
 
 class Passes:
@@ -39,7 +44,7 @@ class Passes:
         """A forward pass has computed ``output``."""
         made = _Pass()
         for tensor in tensors_in(output):
-            if tensor.requires_grad:
+            if tensor.grad_fn is not None:  # Hooks of a weight would stay.
                 tensor.register_hook(called_untraced(made.come_back))  # type: ignore[no-untyped-call]
         self._held = [*self._still_open(), weakref.ref(made)]
 

@@ -12,12 +12,14 @@ before the backward pass than there ever was.
 
 from __future__ import annotations
 
+import random
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +30,13 @@ from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.wrapper import Unsaved, is_compiled, untraced
 from bagua_client.tunable.looks import Observers, seen
 from bagua_client.tunable.offer import Limit
-from bagua_client.tunable.passes import Passes, is_of_training, named_tensors
+from bagua_client.tunable.passes import (
+    Passes,
+    is_of_training,
+    is_remembered,
+    named_tensors,
+    tensors_in,
+)
 from bagua_wire.knobs import ALL_BLOCKS
 
 # Each block: found, watched for what forbids to switch it and for what it would keep, and switched.
@@ -37,6 +45,21 @@ ELSEWHERE = "what is saved for the backward pass is kept elsewhere, as in the ho
 WHOLE = "the whole model is compiled as one"
 VARIES = 0.05
 NOT_TRAINED = "none of its inputs requires a gradient, so that torch does not train it"
+SUMS = (
+    "the gradients of reentrant blocks that are called several times, are given several tensors "
+    "with a gradient, or share weights, are summed in another order; use_reentrant=False helps"
+)
+LEAKS = (
+    "what a reentrant block computes besides its output, or a hook in it reads, gets no gradient "
+    "where it is recomputed; use_reentrant=False helps"
+)
+CALLED = "how often a block is called differs from pass to pass"
+CHANGES = "blocks change attributes, buffers or frozen weights, twice where they are recomputed"
+RANDOM = (
+    "blocks draw random numbers that torch does not put back: Python's, NumPy's, or of a generator"
+)
+SAMPLED = 256
+"""Elements of a tensor that are looked at: who writes one of them writes most."""
 
 
 class Block:
@@ -49,23 +72,40 @@ class Block:
     Attributes:
         was_seen: whether a forward pass of it was.
         was_measured: whether it was recomputed since it is watched.
-        kept_bytes: what it keeps for its backward pass if it is not recomputed, as recomputing it
-            has shown; 0: that is not known.
+        calls: how often it was called for a training in this pass of the model.
+        most_calls: how often in any pass that was watched.
+        call_bytes: what one call keeps for its backward pass if the block is not recomputed, as
+            recomputing it has shown; 0: that is not known.
         hindrance: why it cannot be switched, as its passes have shown; empty: it can.
     """
 
     def __init__(self, way: torchs.Way, is_compiled: bool) -> None:
         self.is_compiled = is_compiled
         self.was_seen = self.was_measured = False
-        self.kept_bytes, self.hindrance = 0, ""
+        self.calls, self.most_calls, self.call_bytes, self.hindrance = 0, 1, 0, ""
         self._least_bytes = sys.maxsize
         self._way = way
         self._handles: list[RemovableHandle] = []
+        self._before, self._has_ended = NOTHING, False
 
     @property
     def module(self) -> torch.nn.Module | None:
         """What is recomputed; None: it is gone."""
         return self._way.block()
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of its calls in a pass keep; 0: that is not known."""
+        return self.call_bytes * self.most_calls
+
+    @property
+    def is_reentrant(self) -> bool:
+        return self._way.is_reentrant
+
+    @property
+    def is_set_anew(self) -> bool:
+        """See Way."""
+        return self._way.is_set_anew
 
     @property
     def draws_again(self) -> bool:
@@ -80,7 +120,7 @@ class Block:
     @property
     def varies(self) -> bool:
         """Whether what it keeps does, by more than an allocator makes of it."""
-        return self.kept_bytes > (1 + VARIES) * self._least_bytes
+        return self.call_bytes > (1 + VARIES) * self._least_bytes
 
     def recompute(self) -> None:
         """Have it recomputed, as the training has said."""
@@ -103,19 +143,49 @@ class Block:
         if self.is_compiled:
             return
         if callable(given):
-            self._way.put(_Watched(given, self._look, self._measured(allocated_bytes)))
+            measured = self._measured(allocated_bytes)
+            self._way.put(_Watched(given, self._look, self._gives, measured))
         elif (module := self._way.block()) is not None:
             self._watch_module(module, allocated_bytes or (lambda: 0))
 
-    def _look(self, args: Sequence[Any]) -> None:
-        """Its forward pass begins."""
+    def _look(self, args: Sequence[Any], more: object = ()) -> None:
+        """Its forward pass begins.
+
+        Args:
+            more: what it is given besides, as by name.
+        """
+        if not torch.is_grad_enabled():
+            return
         self.was_seen = True
+        self.calls += 1
+        self.most_calls = max(self.calls, self.most_calls)
         if torchs.has_saved_tensor_hooks():
             self.hindrance = ELSEWHERE
-        elif self._way.options.get("use_reentrant", True) and not any(
-            isinstance(each, torch.Tensor) and each.requires_grad for each in args
-        ):
-            self.hindrance = NOT_TRAINED
+        elif self.is_reentrant:
+            given = {id(each) for each in tensors_in((args, more)) if each.requires_grad}
+            if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+                self.hindrance = NOT_TRAINED
+            elif len(given) > 1 or self.calls > 1:
+                self.hindrance = SUMS
+            elif _is_listened_to(self.module):
+                self.hindrance = LEAKS
+        # What its first pass sets once, as the longest sequence seen, is set by any other, too.
+        now = seen(lambda: _written(self.module, self.is_reentrant), NOTHING)
+        self._before = now if self.calls > 1 or self._has_ended else now._replace(values={})
+
+    def _gives(self, output: Any) -> None:
+        """Its forward pass ends with ``output``, of which a reentrant function knows tensors that
+        stand in it by themselves."""
+        before, self._before, self._has_ended = self._before, NOTHING, True
+        now = seen(lambda: _written(self.module, self.is_reentrant), NOTHING)
+        if before.random and now.random and before.random != now.random:
+            self.hindrance = self.hindrance or RANDOM
+        elif any(before.values[key] != now.values.get(key) for key in before.values):
+            self.hindrance = self.hindrance or CHANGES
+        alone = output if isinstance(output, tuple) else (output,)
+        inside = [each for each in alone if not isinstance(each, torch.Tensor)]
+        if self.is_reentrant and any(True for _ in tensors_in(inside)):
+            self.hindrance = self.hindrance or LEAKS
 
     def _measured(self, allocated_bytes: Callable[[], int] | None) -> Callable[..., Any]:
         """What calls a function, and knows what that has allocated if it is in a backward pass."""
@@ -134,7 +204,7 @@ class Block:
     def _keeps(self, size_bytes: int) -> None:
         self.was_measured = True
         self._least_bytes = min(self._least_bytes, size_bytes)
-        self.kept_bytes = max(self.kept_bytes, size_bytes)
+        self.call_bytes = max(self.call_bytes, size_bytes)
 
     def _watch_module(self, module: torch.nn.Module, allocated_bytes: Callable[[], int]) -> None:
         """Where torch recomputes it by calling the module."""
@@ -148,9 +218,11 @@ class Block:
                 self._look(args)
 
         @untraced
-        def ends(*_: Any) -> None:
+        def ends(_: torch.nn.Module, __: Any, output: Any) -> None:
             if before:
                 self._keeps(allocated_bytes() - before.pop())
+            else:
+                self._gives(output)
 
         self._handles = [
             # Before torch's own, in which what is saved is held back already.
@@ -170,17 +242,86 @@ class _Watched(torchs.NotRecomputed):
     def __init__(
         self,
         given: Callable[..., Any],
-        look: Callable[[Sequence[Any]], None],
+        look: Callable[[Sequence[Any], object], None],
+        gives: Callable[[Any], None],
         measured: Callable[..., Any],
     ) -> None:
         super().__init__(given)
-        self._look, self._measured = look, measured
+        self._look, self._gives, self._measured = look, gives, measured
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.given(function, *args, **kwargs)
-        self._look(args)
-        return self.given(partial(self._measured, function), *args, **kwargs)
+        by_name = function.keywords if isinstance(function, partial) else {}
+        self._look(args, (kwargs, by_name))
+        output = self.given(partial(self._measured, function), *args, **kwargs)
+        self._gives(output)
+        return output
+
+
+class _Written(NamedTuple):
+    """What a block may write: of what random numbers come, and its own, by where it is."""
+
+    random: list[Any]
+    values: dict[Any, Any]
+
+
+NOTHING = _Written([], {})
+
+
+def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
+    """What there is now that a block's parts, or Python, would have to put back.
+
+    Args:
+        with_tensors: whether it matters which tensors are attributes of the parts.
+    """
+    if module is None:
+        return NOTHING
+    found = _Written([random.getstate()], {})
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        found.random.append((kind, keys.tobytes(), rest))
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Generator):
+                found.random.append(value.get_state().tolist())
+            elif isinstance(value, int | float) and name != "training":
+                found.values[id(part), name] = value
+            elif isinstance(value, torch.Tensor) and with_tensors:
+                found.values[id(part), name] = id(value)
+        frozen = [each for each in part._parameters.values() if each is not None]
+        for tensor in (*part._buffers.values(), *frozen):
+            if tensor is not None and not tensor.requires_grad:
+                found.values[id(part), id(tensor)] = _sample(tensor)
+    return found
+
+
+def _sample(tensor: torch.Tensor) -> list[Any]:
+    own = getattr(tensor, "_local_tensor", tensor).detach().flatten()
+    found: list[Any] = own[:: max(1, own.numel() // SAMPLED)].tolist()
+    return found
+
+
+def _is_listened_to(module: torch.nn.Module | None) -> bool:
+    """Whether something reads what a module's parts compute: hooks that are not torch's, or a
+    forward of its own that somebody has given one of them."""
+    return any(
+        "forward" in vars(part)
+        or any(
+            not str(getattr(hook, "__module__", "")).startswith(("torch.", "bagua_client."))
+            for hook in part._forward_hooks.values()
+        )
+        for part in (module.modules() if module is not None else ())
+    )
+
+
+def _shares_weights(model: torch.nn.Module, blocks: Sequence[Block]) -> bool:
+    """Whether a weight of some blocks is used in another place of the model, too."""
+    weights = (each for part in model.modules() for each in part._parameters.values())
+    everywhere = Counter(map(id, weights))
+    modules = [module for block in blocks if (module := block.module) is not None]
+    inside = Counter(id(each) for module in modules for each in module.parameters())
+    return any(count > 1 or everywhere[key] > 1 for key, count in inside.items())
 
 
 def blocks_of(model: torch.nn.Module) -> tuple[list[Block], str]:
@@ -270,6 +411,7 @@ class Recomputation:
         self._largest: dict[str, tuple[int, int]] = {}
         self._passes, self._most_open = Passes(), 1
         self._before: list[Any] = []
+        self._calls: list[int] = []
         self._is_seen = False
         self.handles: list[RemovableHandle] = []
         if self._blocks or not self._left_alone:
@@ -373,6 +515,8 @@ class Recomputation:
     def _why_not_known(self) -> str:
         if any(not (block.was_seen or block.is_compiled) for block in self._blocks):
             return NOT_SEEN
+        if self._most_open > 1 and any(block.is_reentrant for block in self._blocks):
+            return SUMS
         if self._allocated_bytes is None:
             return ""
         if not self._largest:
@@ -411,7 +555,8 @@ class Recomputation:
     def _begins(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if is_of_training(model):
+        # An evaluation that remembers what it computes takes as much memory as a training.
+        if is_of_training(model) or (self._is_known and is_remembered()):
             self._observers.call(self._pass_begins, model, args, kwargs)
 
     def _pass_begins(
@@ -421,9 +566,14 @@ class Recomputation:
             self._hindrance = OUTER
             return
         is_new = self._is_larger(args, kwargs) | self._are_more()
+        for block in self._blocks:
+            block.calls = 0
         if not self._is_known:
             self._see(model)
-        elif is_new and self.recomputed < len(self._blocks):
+            return
+        if not self._is_held_back and any(b.is_set_anew for b in self._blocks[self.recomputed :]):
+            self._switch()
+        if is_new and self.recomputed < len(self._blocks):
             if self._allocated_bytes is not None:
                 self.was_held_back = self._is_held_back = True
                 self._watch()
@@ -445,6 +595,8 @@ class Recomputation:
         if self._blocks and not self._is_seen:
             self.handles.append(model.register_forward_hook(Unsaved(self._ends)))
             self._watch()
+            if _shares_weights(model, [block for block in self._blocks if block.is_reentrant]):
+                self._hindrance = SUMS
         self._is_seen = True
         if self._blocks:
             self._is_16_bits |= torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
@@ -475,12 +627,16 @@ class Recomputation:
 
     def _look_back(self) -> None:
         """Whether something of the pass that ends forbids to switch the blocks."""
-        (_, versions, random), self._before = self._before, []
-        _, now_versions, now_random = self._state()
+        (_, versions, draws), self._before = self._before, []
+        _, now_versions, now_draws = self._state()
         if versions != now_versions:
             self._hindrance = WRITES
-        elif random is not None and not all(map(torch.equal, random, now_random)):
+        elif draws is not None and not all(map(torch.equal, draws, now_draws)):
             self._hindrance = DRAWS
+        calls = [block.calls for block in self._blocks]
+        if any(now and was and now != was for now, was in zip(calls, self._calls, strict=False)):
+            self._hindrance = self._hindrance or CALLED
+        self._calls = calls
         self._hindrance = self._hindrance or next(
             (block.hindrance for block in self._blocks if block.hindrance), ""
         )
@@ -492,7 +648,7 @@ class Recomputation:
         versions = [(id(buffer), buffer._version) for buffer in buffers]
         if all(block.draws_again for block in self._blocks):
             return [buffers, versions, None]
-        random = [torch.get_rng_state()]
+        draws = [torch.get_rng_state()]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            random.append(torch.cuda.get_rng_state())
-        return [buffers, versions, random]
+            draws.append(torch.cuda.get_rng_state())
+        return [buffers, versions, draws]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -16,7 +17,9 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.distributed._composable import checkpoint as composable
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
     checkpoint_wrapper,
     offload_wrapper,
 )
@@ -104,6 +107,109 @@ class HalvedCounts(Counting):
         return found
 
 
+REENTRANT = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
+
+
+class Changing(nn.Module):
+    """A block that changes something of its own, or of the process, in each pass."""
+
+    def __init__(self, inner: nn.Module, change: Callable[[Any, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+        self.passes, self.generator = 0, torch.Generator()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.frozen = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.change(self, values)
+        found: torch.Tensor = self.inner(values)
+        return found
+
+
+def averaged(self: Any, values: torch.Tensor) -> None:
+    self.mean.data.mul_(0.9).add_(values.detach().mean(0))
+
+
+def averaged_in_weights(self: Any, values: torch.Tensor) -> None:
+    self.frozen.data.mul_(0.9).add_(values.detach().mean(0))
+
+
+def counted(self: Any, _: torch.Tensor) -> None:
+    self.passes += 1
+
+
+def drawn_by_python(*_: Any) -> None:
+    random.random()
+
+
+def drawn_by_a_generator(self: Any, _: torch.Tensor) -> None:
+    torch.rand(2, generator=self.generator)
+
+
+def auxiliary(self: Any, values: torch.Tensor) -> None:
+    self.loss = self.inner.weight.sum() if hasattr(self.inner, "weight") else values.sum()
+
+
+class Inside(nn.Module):
+    """Gives its output in something else."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor) -> Any:
+        found = self.inner(values)
+        return found, {"auxiliary": found.sum()}
+
+
+class GivesInside(Net):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.first(values)
+        for block in self.blocks:
+            values, _ = block(values)
+        found: torch.Tensor = self.last(values)
+        return found
+
+
+def listened_to() -> nn.Module:
+    model = with_blocks(REENTRANT)
+    for block in model.blocks:
+        next(block.children()).register_forward_hook(lambda *_: None)
+    return model
+
+
+def giving_inside() -> nn.Module:
+    model = GivesInside(ONCE)
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = REENTRANT(Inside(block))
+    return model
+
+
+def called_twice(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    model = with_blocks(wrap)
+    model.blocks.extend([*model.blocks])
+    return model
+
+
+def sharing_weights() -> nn.Module:
+    model = with_blocks(REENTRANT)
+    model.blocks[0].up.weight = model.blocks[3].up.weight
+    return model
+
+
+class Looped(Net):
+    """Calls its blocks once, then twice, then three times."""
+
+    times = 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values, self.times = self.first(values), self.times + 1
+        for block in self.times * [*self.blocks]:
+            values = block(values)
+        found: torch.Tensor = self.last(values)
+        return found
+
+
 def with_blocks(wrap: Callable[[nn.Module], nn.Module], kind: Kind = ONCE) -> nn.Module:
     model = Net(kind)
     for place, block in enumerate(model.blocks):
@@ -179,6 +285,26 @@ LEFT_ALONE: Mapping[str, tuple[Callable[[], nn.Module], Callable[..., Any] | Non
         None,
         "blocks write buffers",
     ),
+    **{
+        change.__name__: (
+            lambda wrap=wrap, change=change: with_blocks(lambda e: wrap(Changing(e, change))),
+            None,
+            why,
+        )
+        for change, wrap, why in (
+            (averaged, checkpoint_wrapper, "blocks change attributes, buffers"),
+            (averaged_in_weights, composable, "frozen weights"),
+            (counted, checkpoint_wrapper, "blocks change attributes"),
+            (drawn_by_python, checkpoint_wrapper, "does not put back"),
+            (drawn_by_a_generator, composable, "does not put back"),
+            (auxiliary, REENTRANT, "blocks change attributes"),
+        )
+    },
+    "read by a hook": (listened_to, None, "or a hook in it reads"),
+    "given inside of something": (giving_inside, None, "besides its output"),
+    "reentrant, called twice": (lambda: called_twice(REENTRANT), None, "in another order"),
+    "reentrant, sharing weights": (sharing_weights, None, "in another order"),
+    "called more and more often": (lambda: Looped(Kind()), None, "differs from pass to pass"),
     "host's memory, composable": (lambda: Net(Kind("composable")), on_the_host, "kept elsewhere"),
     "the model's own code": (lambda: OwnCode(ONCE), None, "the model's own code recomputes"),
     "own code, in groups": (lambda: InGroups(ONCE), None, "the model's own code recomputes"),
@@ -202,6 +328,53 @@ def test_what_would_change_numbers_is_left_alone_with_the_reason(
     limit = seen(make(), *([step] if step else [])).limit(None)
     assert not limit.values
     assert why in limit.left_alone
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, composable, REENTRANT])
+def test_what_blocks_set_once_or_only_show_is_no_reason(wrap: Any) -> None:
+    def shown(self: Any, values: torch.Tensor) -> None:
+        self.longest = max(getattr(self, "longest", 0), len(values))
+        if wrap is not REENTRANT:
+            auxiliary(self, values)
+
+    assert seen(with_blocks(lambda each: wrap(Changing(each, shown)))).limit(None).values
+
+
+def test_a_pass_without_gradients_says_nothing_of_reentrant_blocks() -> None:
+    def step(model: nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            model(torch.randn(6, WIDTH))
+        found: torch.Tensor = model(torch.randn(6, WIDTH))
+        return found
+
+    assert seen(Net(Kind("reentrant")), step).limit(None).values
+
+
+def test_a_reentrant_block_that_is_kept_is_trained_only_where_torch_would() -> None:
+    model = Net(Kind("reentrant"))
+    found = seen(model)
+    found.put(0)
+    model.zero_grad()
+    model.first.requires_grad_(False)
+    model(torch.randn(6, WIDTH)).square().mean().backward()
+    assert all(each.grad is None for each in model.blocks.parameters())
+    assert model.last.weight.grad is not None
+
+
+def test_where_the_training_turns_recomputing_off_and_on_again_it_is_kept() -> None:
+    model = OfOlderTransformers(Kind("older transformers"))
+    given = model._gradient_checkpointing_func
+    found = seen(model)
+    found.put(1)
+    model._gradient_checkpointing_func = given
+    model(torch.randn(6, WIDTH)).square().mean().backward()
+    assert model._gradient_checkpointing_func is not given
+    # Another one is the training's own, and stays.
+    model._gradient_checkpointing_func = other = partial(checkpoint, use_reentrant=True)
+    for count in (2, BLOCKS):
+        found.put(count)
+        model(torch.randn(6, WIDTH)).square().mean().backward()
+        assert model._gradient_checkpointing_func is other
 
 
 @pytest.mark.parametrize("way", ["wrapper", "reentrant", "selective", "to the end", "composable"])
@@ -358,6 +531,16 @@ def test_as_few_are_recomputed_as_fit() -> None:
     assert list(found.limit(None).values) == [4, 3, 2, 1, 0]
 
 
+def test_what_a_block_keeps_in_all_its_calls_of_a_pass_is_predicted() -> None:
+    found = []
+    for make in (with_blocks, called_twice):
+        paper = Paper()
+        with paper:
+            known = seen(make(checkpoint_wrapper), allocated_bytes=paper.now)
+        found.append(known.kept_bytes(0))
+    assert found[1] == 2 * found[0] > 0
+
+
 def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() -> None:
     model = Net(Kind(dropout=0.0), width=256)
     paper, does_fit = Paper(), True
@@ -388,13 +571,14 @@ def test_a_larger_batch_than_any_seen_is_recomputed_and_the_next_one_is_not() ->
     assert step(32) == 1
     with torch.no_grad():
         model(torch.randn(100, 256))
-    model.eval()(torch.randn(100, 256)).sum().backward()
+    model.eval()
+    assert step(100) == BLOCKS, "as in an evaluation that remembers what it computes"
     model.train()
-    assert step(100) == BLOCKS
-    does_fit = False
-    assert step(100) == step(32) == BLOCKS, "until it is known to fit"
-    does_fit = True
     assert step(100) == 1
+    does_fit = False
+    assert step(110) == step(110) == step(32) == BLOCKS, "until it is known to fit"
+    does_fit = True
+    assert step(110) == 1
 
 
 class Chosen(nn.Module):
