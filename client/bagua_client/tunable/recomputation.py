@@ -308,7 +308,9 @@ def _is_listened_to(module: torch.nn.Module | None) -> bool:
     return any(
         "forward" in vars(part)
         or any(
-            not str(getattr(hook, "__module__", "")).startswith(("torch.", "bagua_client."))
+            not str(getattr(hook, "__module__", "")).startswith(
+                ("torch.", "deepspeed.", "bagua_client.")
+            )
             for hook in part._forward_hooks.values()
         )
         for part in (module.modules() if module is not None else ())
