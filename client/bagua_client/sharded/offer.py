@@ -81,9 +81,15 @@ class ShardedOffer(Offer):
         return {"sharding": f"{kind} over {sizes} of {ranks} ranks"}
 
     def at_first(self, configuration: Configuration) -> Configuration:
-        """Units are merged once it is known in which order the model uses them."""
+        """Units are merged once it is known in which order the model uses them, and nothing is left
+        to other micro-batches before it is known what the training does between them."""
         first = super().at_first(configuration)
-        return replace(first, bucket_bytes=self.default.bucket_bytes)
+        return replace(
+            first,
+            bucket_bytes=self.default.bucket_bytes,
+            kept_over_micro_batches="off",
+            deferred_reduction="off",
+        )
 
     def limits(self) -> dict[str, Limit]:
         units, communicator, first = self.units, self.communicator, self.first

@@ -244,7 +244,8 @@ class UnitSettings:
         stays = self.micro_batches.stays if self._keeps_on else None
         self._deferred = configuration.deferred_reduction
         self.micro_batches.is_deferring = self._deferred != "off"
-        defers = self._left_to_the_last if self.micro_batches.is_deferring else None
+        may_wait = self.micro_batches.is_deferring or self._are_unreduced
+        defers = self._left_to_the_last if may_wait else None
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
@@ -291,7 +292,9 @@ class UnitSettings:
             self._let_go_ahead()
 
     def _left_to_the_last(self) -> str:
-        return "" if self.micro_batches.is_last(self._units) else self._deferred
+        if self._deferred == "off" or self.micro_batches.is_last(self._units):
+            return ""
+        return self._deferred
 
     def reduce_late(self) -> bool:
         """An optimizer steps: reduce the gradients that wait for a micro-batch of which the

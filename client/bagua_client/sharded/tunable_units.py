@@ -32,7 +32,11 @@ from bagua_client.sharded.offer import (
 from bagua_client.sharded.settings import STEPS_IN_BACKWARD, MicroBatches, UnitSettings, parts_of
 from bagua_client.sharded.traffic import ShardCommunicator, Traffic, uses_ours
 from bagua_client.torch_private.merged_units import why_not
-from bagua_client.torch_private.optimizer import at_each_step, step_is_compiled
+from bagua_client.torch_private.optimizer import (
+    at_each_step,
+    before_each_unscaling,
+    step_is_compiled,
+)
 from bagua_client.torch_private.reducer import is_in_backward
 from bagua_client.torch_private.sharded import Unit, after_reductions
 from bagua_client.torch_private.wrapper import untraced
@@ -181,6 +185,7 @@ class TunableUnits(Tunable):
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
             at_each_step(self.weights_will_change, is_before=True),
+            before_each_unscaling(self.weights_will_change),
             at_each_step(self.weights_change),
             *(
                 module.register_forward_hook(self._unit_ends)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -29,6 +31,29 @@ def at_each_step(method: Callable[[Optimizer], object], is_before: bool = False)
 
     register = register_optimizer_step_pre_hook if is_before else register_optimizer_step_post_hook
     return register(called_untraced(steps))
+
+
+_unscalings: OrderedDict[int, weakref.WeakMethod[Callable[[Optimizer], object]]] = OrderedDict()
+
+
+def before_each_unscaling(method: Callable[[Optimizer], object]) -> RemovableHandle:
+    """Call a method before a ``GradScaler`` looks at an optimizer's gradients, and divides them,
+    while its object is there."""
+    unscale = torch.amp.GradScaler.unscale_
+    if not hasattr(unscale, "is_ours"):
+
+        @functools.wraps(unscale)
+        def unscales(scaler: Any, optimizer: Optimizer) -> None:
+            for find in [*_unscalings.values()]:
+                if (found := find()) is not None:
+                    found(optimizer)
+            unscale(scaler, optimizer)
+
+        unscales.is_ours = True  # type: ignore[attr-defined]
+        torch.amp.GradScaler.unscale_ = unscales  # type: ignore[method-assign, assignment]
+    handle = RemovableHandle(_unscalings)
+    _unscalings[handle.id] = weakref.WeakMethod(method)
+    return handle
 
 
 def unhooked_step(optimizer: type[Optimizer]) -> Callable[..., Any]:

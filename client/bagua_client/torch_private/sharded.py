@@ -104,7 +104,7 @@ class Unit:
         self._reduces: Callable[[], object] | None = None
         self._stays: Callable[[bool], bool] | None = None
         self._defers: Callable[[], str] | None = None
-        self._unreduced: list[tuple[torch.Tensor, tuple[int, int]]] = []
+        self._unreduced: list[tuple[Any, torch.Tensor, tuple[int, int]]] = []
 
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
@@ -387,12 +387,19 @@ class Unit:
             may_wait = group.reduce_grads and not self.is_ended_by_hand
             return defers() if defers is not None and may_wait else ""
 
+        def begin_anew() -> None:
+            # What has begun already has gradients of its own.
+            if group._training_state.name != "PRE_BACKWARD":
+                self.drop_what_was_thrown_away()
+
         def pre_backward(*arguments: Any) -> None:
+            begin_anew()
             # Since torch 2.15 gradients are made in another dtype where they are not reduced.
             with _set(group, {"reduce_grads": False} if left_to_later() == "on" else {}):
                 begins(*arguments)
 
         def post_backward(*unused: Any) -> None:
+            begin_anew()
             later = left_to_later()
             is_reduced = bool(group.reduce_grads) and later != "on"
             if reduces is not None and is_reduced:
@@ -406,7 +413,7 @@ class Unit:
                 torchs(*unused)
             if group.is_unsharded and "reshard_after_backward" in put:
                 self._show_own()
-            self.leave_unreduced(later == "on")
+            self.leave_unreduced(bool(later))
 
         if defers is not None:
             group.pre_backward = pre_backward
@@ -424,11 +431,13 @@ class Unit:
                 held = getattr(each, "sharded_grad_dtype", None) or parameter.dtype
                 zeros = torch.zeros_like(parameter._local_tensor, dtype=held)
                 parameter.grad = each.to_sharded_dtensor(zeros)
-            found.append((parameter.grad, _versions(parameter.grad)))
+            found.append((each, parameter.grad, _versions(parameter.grad)))
         self._unreduced = found
 
     def _with_unreduced(self) -> list[Any]:
         known = [each for each in self.group.fsdp_params if hasattr(each, "_unsharded_param")]
+        if self._has_partial_sums:
+            return [each for each in known if each.sharded_param.requires_grad]
         return [
             each
             for each in known
@@ -436,21 +445,25 @@ class Unit:
         ]
 
     def drop_what_was_thrown_away(self) -> None:
-        """Forget gradients that wait to be reduced if the training has thrown them away."""
-        if not self._unreduced:
-            return
-        now = [each.sharded_param.grad for each in self._with_unreduced()]
-        kept = [(grad, _versions(grad)) for grad in now]
-        same = len(kept) == len(self._unreduced) and all(
-            one is other and version == before
-            for (one, version), (other, before) in zip(kept, self._unreduced, strict=True)
-        )
-        if not same:
-            for each in self._with_unreduced():
-                each._unsharded_param.grad = None
-                if each.unsharded_accumulated_grad is not None:  # Another one, before torch 2.15.
-                    each.unsharded_accumulated_grad = None
-            self._unreduced = []
+        """Forget gradients that wait to be reduced if the training has thrown them away; sums that
+        wait for those of other copies, which are of the whole unit, if all were."""
+        kept = []
+        for each, grad, versions in self._unreduced:
+            now = each.sharded_param.grad
+            if now is grad and _versions(now) == versions:
+                kept.append((each, grad, versions))
+                continue
+            each._unsharded_param.grad = None
+            if each.unsharded_accumulated_grad is not None:  # Another one, before torch 2.15.
+                each.unsharded_accumulated_grad = None
+        if self._unreduced and not kept and self._has_partial_sums:
+            self.group._partial_reduce_output = None
+        self._unreduced = kept
+
+    @property
+    def _has_partial_sums(self) -> bool:
+        """Whether sums wait for those of the other copies."""
+        return getattr(self.group, "_partial_reduce_output", None) is not None
 
     @property
     def has_unreduced(self) -> bool:
@@ -460,6 +473,10 @@ class Unit:
     def reduce_now(self) -> None:
         """Reduce what waits for it, outside of any pass. Collective."""
         group, self._unreduced = self.group, []
+        for each in self._with_unreduced() if self._has_partial_sums else ():
+            # Torch sums up nothing where no gradient is new.
+            zeros = torch.zeros_like(each._unsharded_param, dtype=each.reduce_dtype)
+            each.unsharded_accumulated_grad = zeros
         type(group).post_backward(group)
         group._training_state = type(group._training_state).IDLE
         group.finalize_backward()

@@ -449,32 +449,60 @@ def test_what_is_deferred_is_offered_where_the_last_one_is_told(two_ranks: RankP
     assert offered(narrow, "deferred_reduction")[0] == ["off", "on"]
 
 
-def _steps_too_early(kind: Kind) -> tuple[float, list[str]]:
-    """How far weights are off where a step was told to have more micro-batches than it has."""
+def _odd_step(kind: Kind, change: dict[str, Any], odd: str) -> tuple[float, list[str]]:
+    """How far weights are off after a step of four micro-batches that is told as one of more, or in
+    which gradients are thrown away; and what was said."""
     found, lines = [], mock.Mock()
     with mock.patch.object(bagua_settings, "logger", lines):
-        changes: tuple[dict[int, Any], ...] = {}, {3: DEFERRED[3]}
-        for change in changes:
+        for changes in ({}, {3: change}):
             model: Any = bagua_client.tune(sharded(kind))
-            _, optimizer = train(model, kind, change, 6)
-            for _ in range(3):
-                model.report_last_micro_batch(False)
-                torch.manual_seed(dist.get_rank())
-                model(torch.randn(5, WIDTH)).square().mean().backward()
-            optimizer.step()
+            _, optimizer = train(model, kind, changes, 6)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, enabled=odd == "scaled")
+            for number in range(4):
+                model.report_last_micro_batch(number == 3 and odd not in ("early", "scaled"))
+                torch.manual_seed(dist.get_rank() + 2 * number)
+                loss = model(torch.randn(5, WIDTH)).square().mean()
+                if number == 2 and odd == "thrown away in a pass":
+                    optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                if number == 1 and odd == "thrown away":
+                    optimizer.zero_grad()
+                if number == 1 and odd == "one thrown away":
+                    next(model.parameters()).grad = None
+            scaler.step(optimizer)
             found.append(state_of(model))
     one, other = found
     said = [call.args[0] for call in lines.warning.call_args_list]
     return max((one[name] - other[name]).abs().max().item() for name in one), said
 
 
+ODD = {
+    "early": "the last micro-batch of its step was not told",
+    "scaled": "the last micro-batch of its step was not told",
+    "thrown away": "",
+    "thrown away in a pass": "",
+    "one thrown away": "",
+}
+
+
 @pytest.mark.slow
-def test_a_step_that_comes_before_the_last_micro_batch_has_all_gradients(
-    two_ranks: RankPool,
+@pytest.mark.parametrize("odd", ODD)
+def test_a_step_has_the_gradients_that_came_whatever_was_told(
+    two_ranks: RankPool, odd: str
 ) -> None:
-    for off, lines in two_ranks.run(_steps_too_early, replace(TOLD, clips=False)):
+    for off, lines in two_ranks.run(_odd_step, replace(TOLD, clips=False), DEFERRED[3], odd):
         assert off < 1e-5
-        assert ["the last micro-batch of its step was not told" in line for line in lines] == [True]
+        assert [ODD[odd] in line for line in lines] == [True] * bool(ODD[odd])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ["early", "scaled", "thrown away", "thrown away in a pass"])
+def test_so_have_copies_that_sum_up_late(four_ranks: RankPool, odd: str) -> None:
+    kind = replace(TOLD, replicas=2, clips=False)
+    change = {"deferred_reduction": "copies"}
+    for off, lines in four_ranks.run(_odd_step, kind, change, odd):
+        assert off < 1e-5
+        assert [ODD[odd] in line for line in lines] == [True] * bool(ODD[odd])
 
 
 def _switched_amid() -> float:

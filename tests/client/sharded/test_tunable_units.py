@@ -465,6 +465,19 @@ def test_it_is_in_force_from_the_second_step_and_merges_once_the_order_is_known(
     assert lines == ["BAGUA_CONFIGURATION: bucket 4.88 KiB, 2 channels, 4 units kept (tuned.json)"]
 
 
+def _at_first() -> bool:
+    _, tunable = tuned()
+    asked = replace(tunable.default, kept_units=2, bucket_bytes=5000)
+    several = replace(asked, kept_over_micro_batches="on", deferred_reduction="on")
+    return tunable.offer.at_first(several) == replace(tunable.default, kept_units=2)
+
+
+def test_nothing_is_left_to_other_micro_batches_before_these_are_known(
+    two_ranks: RankPool,
+) -> None:
+    assert two_ranks.run(_at_first) == [True, True]
+
+
 def test_what_the_model_cannot_have_is_said_and_not_used(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
