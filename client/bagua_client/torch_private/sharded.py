@@ -475,8 +475,7 @@ class Unit:
         group, self._unreduced = self.group, []
         for each in self._with_unreduced() if self._has_partial_sums else ():
             # Torch sums up nothing where no gradient is new.
-            zeros = torch.zeros_like(each._unsharded_param, dtype=each.reduce_dtype)
-            each.unsharded_accumulated_grad = zeros
+            each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
         type(group).post_backward(group)
         group._training_state = type(group._training_state).IDLE
         group.finalize_backward()
