@@ -244,8 +244,9 @@ class NextStep:
         decision = self._decide(round_, self._store.observations.steps(job.id))
         if not isinstance(decision, Propose):
             return None
-        following = decision.configuration
-        if following == running.configuration:
+        following, made = decision.configuration, sum(t.was_tried for t in round_.searched)
+        is_other = decision.purpose != running.purpose
+        if following == running.configuration or (is_other and made >= job.limits.max_samples):
             return None
         if not all(_is_judged(round_, c) for c in (following, running.configuration)):
             return None

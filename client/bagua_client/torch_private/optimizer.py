@@ -37,20 +37,20 @@ _unscalings: OrderedDict[int, weakref.WeakMethod[Callable[[Optimizer], object]]]
 
 
 def before_each_unscaling(method: Callable[[Optimizer], object]) -> RemovableHandle:
-    """Call a method before a ``GradScaler`` looks at an optimizer's gradients, and divides them,
-    while its object is there."""
-    unscale = torch.amp.GradScaler.unscale_
+    """Call a method before a ``GradScaler`` looks at an optimizer's gradients, which it does for
+    fused optimizers too, while its object is there."""
+    unscale = torch.amp.GradScaler._unscale_grads_
     if not hasattr(unscale, "is_ours"):
 
         @functools.wraps(unscale)
-        def unscales(scaler: Any, optimizer: Optimizer) -> None:
+        def unscales(scaler: Any, optimizer: Optimizer, *rest: Any) -> Any:
             for find in [*_unscalings.values()]:
                 if (found := find()) is not None:
-                    found(optimizer)
-            unscale(scaler, optimizer)
+                    called_untraced(found)(optimizer)
+            return unscale(scaler, optimizer, *rest)
 
         unscales.is_ours = True  # type: ignore[attr-defined]
-        torch.amp.GradScaler.unscale_ = unscales  # type: ignore[method-assign, assignment]
+        torch.amp.GradScaler._unscale_grads_ = unscales  # type: ignore[method-assign, assignment]
     handle = RemovableHandle(_unscalings)
     _unscalings[handle.id] = weakref.WeakMethod(method)
     return handle

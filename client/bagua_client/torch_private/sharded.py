@@ -105,6 +105,7 @@ class Unit:
         self._stays: Callable[[bool], bool] | None = None
         self._defers: Callable[[], str] | None = None
         self._unreduced: list[tuple[Any, torch.Tensor, tuple[int, int]]] = []
+        self._summed: set[int] = set()  # The parameters of what waits for other copies' sums.
 
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
@@ -409,6 +410,8 @@ class Unit:
                 put["reduce_grads"] = False
             if stays is not None and group.reshard_after_backward and stays(is_reduced):
                 put["reshard_after_backward"] = False
+            if later:
+                self._summed = {id(each) for each in self._with_unreduced()}
             with _set(group, put):
                 torchs(*unused)
             if group.is_unsharded and "reshard_after_backward" in put:
@@ -436,13 +439,8 @@ class Unit:
 
     def _with_unreduced(self) -> list[Any]:
         known = [each for each in self.group.fsdp_params if hasattr(each, "_unsharded_param")]
-        if self._has_partial_sums:
-            return [each for each in known if each.sharded_param.requires_grad]
-        return [
-            each
-            for each in known
-            if each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None
-        ]
+        summed = self._summed if self._has_partial_sums else set()
+        return [each for each in known if id(each) in summed or _has_gradient(each)]
 
     def drop_what_was_thrown_away(self) -> None:
         """Forget gradients that wait to be reduced if the training has thrown them away; sums that
@@ -473,9 +471,9 @@ class Unit:
     def reduce_now(self) -> None:
         """Reduce what waits for it, outside of any pass. Collective."""
         group, self._unreduced = self.group, []
-        for each in self._with_unreduced() if self._has_partial_sums else ():
-            # Torch sums up nothing where no gradient is new.
-            each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
+        for each in self._with_unreduced():
+            if not _has_gradient(each):  # Torch sums up nothing where no gradient is new.
+                each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
         type(group).post_backward(group)
         group._training_state = type(group._training_state).IDLE
         group.finalize_backward()
@@ -566,6 +564,12 @@ def _dtypes_of(parameter: Any) -> tuple[torch.dtype, torch.dtype]:
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+def _has_gradient(parameter: Any) -> bool:
+    """Whether one waits, or was just made, that is not reduced."""
+    held = parameter.unsharded_accumulated_grad, parameter._unsharded_param.grad
+    return any(each is not None for each in held)
 
 
 def _versions(spread: Any) -> tuple[int, int]:

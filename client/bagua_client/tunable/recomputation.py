@@ -81,6 +81,7 @@ class Block:
 
     def __init__(self, way: torchs.Way, is_compiled: bool) -> None:
         self.is_compiled = is_compiled
+        self._is_known = False
         self.was_seen = self.was_measured = False
         self.calls, self.most_calls, self.call_bytes, self.hindrance = 0, 1, 0, ""
         self._least_bytes = sys.maxsize
@@ -130,13 +131,15 @@ class Block:
         """Have its activations kept, from the next forward pass on."""
         self._set(self._way.kept)
 
-    def watch(self, allocated_bytes: Callable[[], int] | None) -> None:
+    def watch(self, allocated_bytes: Callable[[], int] | None, is_known: bool) -> None:
         """Have it recomputed, and see what that takes and what forbids to leave it out, until it is
         switched again. One that is compiled is not watched: it would be compiled anew for that.
 
         Args:
             allocated_bytes: what is allocated on its device now; None: nobody knows.
+            is_known: whether what forbids it is, so that it is not looked for.
         """
+        self._is_known = is_known
         given = self._way.given
         self._set(given)
         self.was_measured = False
@@ -159,33 +162,44 @@ class Block:
         self.was_seen = True
         self.calls += 1
         self.most_calls = max(self.calls, self.most_calls)
+        if not self._is_known:
+            self._find(lambda: self._what_it_is_given(args, more))
+            # What its first pass sets once, as the longest sequence seen, any other sets, too.
+            now = seen(lambda: _written(self.module, self.is_reentrant), NOTHING)
+            self._before = now if self.calls > 1 or self._has_ended else now._replace(values={})
+
+    def _find(self, look: Callable[[], str]) -> None:
+        """Look for what forbids to switch it; nothing is switched where that fails."""
+        self.hindrance = seen(look, NOT_SEEN) or self.hindrance
+
+    def _what_it_is_given(self, args: Sequence[Any], more: object) -> str:
         if torchs.has_saved_tensor_hooks():
-            self.hindrance = ELSEWHERE
-        elif self.is_reentrant:
-            given = {id(each) for each in tensors_in((args, more)) if each.requires_grad}
-            if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
-                self.hindrance = NOT_TRAINED
-            elif len(given) > 1 or self.calls > 1:
-                self.hindrance = SUMS
-            elif _is_listened_to(self.module):
-                self.hindrance = LEAKS
-        # What its first pass sets once, as the longest sequence seen, is set by any other, too.
-        now = seen(lambda: _written(self.module, self.is_reentrant), NOTHING)
-        self._before = now if self.calls > 1 or self._has_ended else now._replace(values={})
+            return ELSEWHERE
+        if not self.is_reentrant:
+            return ""
+        given = {id(each) for each in tensors_in((args, more)) if each.requires_grad}
+        if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+            return NOT_TRAINED
+        if len(given) > 1 or self.calls > 1:
+            return SUMS
+        return LEAKS if _is_listened_to(self.module) else ""
 
     def _gives(self, output: Any) -> None:
-        """Its forward pass ends with ``output``, of which a reentrant function knows tensors that
-        stand in it by themselves."""
+        """Its forward pass ends with ``output``."""
         before, self._before, self._has_ended = self._before, NOTHING, True
-        now = seen(lambda: _written(self.module, self.is_reentrant), NOTHING)
-        if before.random and now.random and before.random != now.random:
-            self.hindrance = self.hindrance or RANDOM
-        elif any(before.values[key] != now.values.get(key) for key in before.values):
-            self.hindrance = self.hindrance or CHANGES
+        if not self._is_known:
+            self._find(lambda: self._what_it_did(before, output))
+
+    def _what_it_did(self, before: _Written, output: Any) -> str:
+        now = _written(self.module, self.is_reentrant)
+        if before.random and before.random != now.random:
+            return RANDOM
+        if any(now.values.get(key, was) != was for key, was in before.values.items()):
+            return CHANGES
+        # A reentrant function knows tensors that stand in the output by themselves.
         alone = output if isinstance(output, tuple) else (output,)
         inside = [each for each in alone if not isinstance(each, torch.Tensor)]
-        if self.is_reentrant and any(True for _ in tensors_in(inside)):
-            self.hindrance = self.hindrance or LEAKS
+        return LEAKS if self.is_reentrant and any(True for _ in tensors_in(inside)) else ""
 
     def _measured(self, allocated_bytes: Callable[[], int] | None) -> Callable[..., Any]:
         """What calls a function, and knows what that has allocated if it is in a backward pass."""
@@ -267,6 +281,8 @@ class _Written(NamedTuple):
 
 
 NOTHING = _Written([], {})
+NOT_READING = ("torch.", "deepspeed.", "bagua_client.")
+"""Hooks from there have others' work, and read nothing of what they see."""
 
 
 def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
@@ -275,7 +291,8 @@ def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
     Args:
         with_tensors: whether it matters which tensors are attributes of the parts.
     """
-    if module is None:
+    # What a user's graph is captured of must not be waited for.
+    if module is None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return NOTHING
     found = _Written([random.getstate()], {})
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -291,30 +308,35 @@ def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
                 found.values[id(part), name] = id(value)
         frozen = [each for each in part._parameters.values() if each is not None]
         for tensor in (*part._buffers.values(), *frozen):
-            if tensor is not None and not tensor.requires_grad:
-                found.values[id(part), id(tensor)] = _sample(tensor)
+            # What DeepSpeed gathers and lets go of is not written by that.
+            if tensor is not None and not (tensor.requires_grad or hasattr(tensor, "ds_id")):
+                found.values[id(part), id(tensor)] = seen(partial(_sample, tensor), "")
     return found
 
 
-def _sample(tensor: torch.Tensor) -> list[Any]:
+def _sample(tensor: torch.Tensor) -> str:
+    """Some of its elements, as words: those that are no numbers are equal, too."""
     own = getattr(tensor, "_local_tensor", tensor).detach().flatten()
-    found: list[Any] = own[:: max(1, own.numel() // SAMPLED)].tolist()
-    return found
+    return str(own[:: max(1, own.numel() // SAMPLED)].tolist())
 
 
 def _is_listened_to(module: torch.nn.Module | None) -> bool:
     """Whether something reads what a module's parts compute: hooks that are not torch's, or a
-    forward of its own that somebody has given one of them."""
-    return any(
-        "forward" in vars(part)
-        or any(
-            not str(getattr(hook, "__module__", "")).startswith(
-                ("torch.", "deepspeed.", "bagua_client.")
-            )
-            for hook in part._forward_hooks.values()
-        )
-        for part in (module.modules() if module is not None else ())
+    forward of its own that somebody has given one of them, which knows more than the part."""
+    parts = () if module is None else tuple(module.modules())
+    hooks = [hook for part in parts for hook in part._forward_hooks.values()]
+    own = [(part, vars(part)["forward"]) for part in parts if "forward" in vars(part)]
+    return any(not _module_of(hook).startswith(NOT_READING) for hook in hooks) or any(
+        getattr(forward, "__self__", None) is not part or forward.__func__.__closure__
+        for part, forward in own
     )
+
+
+def _module_of(function: Any) -> str:
+    """The name of the Python module that a function is from."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__module__", ""))
 
 
 def _shares_weights(model: torch.nn.Module, blocks: Sequence[Block]) -> bool:
@@ -550,7 +572,7 @@ class Recomputation:
 
     def _watch(self) -> None:
         for block in self._blocks:
-            block.watch(self._allocated_bytes)
+            block.watch(self._allocated_bytes, self._is_known)
 
     # The model's passes
 

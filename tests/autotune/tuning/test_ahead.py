@@ -198,3 +198,27 @@ def test_a_service_that_comes_back_goes_on_with_a_trial_that_was_left() -> None:
     estimate = present(job.trials[running.index].estimate)
     assert math.isfinite(estimate.center)
     assert job.tuner.open_trial("job") != following
+
+
+def test_what_a_confirmation_begins_with_is_visited_while_the_last_trial_is_read() -> None:
+    job = Job()
+    job.measure_default()
+    default = job.trials[0].configuration
+    running = job.switch()
+    for _ in range(30):
+        following = job.trials[-1]
+        if following.index == running.index + 1 and following.configuration == default:
+            break
+        job.measure(running)
+        running = job.switch()
+    assert following.configuration == default != running.configuration
+    assert following.purpose == "search", "it goes on if what runs turns out otherwise"
+    assert job.trials[running.index].state == "running"
+
+
+def test_as_many_samples_as_allowed_are_searched() -> None:
+    job = Job(limits={"max_samples": 4})
+    job.measure_default()
+    while (running := job.switch()).purpose == "search":
+        job.measure(running)
+    assert sum(trial.purpose == "search" for trial in job.trials) <= 4

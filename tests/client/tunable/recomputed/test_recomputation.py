@@ -8,9 +8,10 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -328,6 +329,55 @@ def test_what_would_change_numbers_is_left_alone_with_the_reason(
     limit = seen(make(), *([step] if step else [])).limit(None)
     assert not limit.values
     assert why in limit.left_alone
+
+
+@dataclass
+class Unset:
+    values: Any = field(init=False)
+
+
+class WithMore(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor, more: Unset) -> torch.Tensor:
+        found: torch.Tensor = self.inner(values)
+        return found
+
+
+class GivingMore(Net):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.first(values)
+        for block in self.blocks:
+            values = block(values, Unset())
+        found: torch.Tensor = self.last(values)
+        return found
+
+
+def test_what_cannot_be_looked_at_is_left_alone_and_trained() -> None:
+    model = GivingMore(ONCE)
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = REENTRANT(WithMore(block))
+    limit = seen(model).limit(None)
+    assert not limit.values
+    assert "not every block" in limit.left_alone
+
+
+def test_another_forward_of_a_part_that_knows_no_more_than_the_part_is_no_reason() -> None:
+    model = with_blocks(REENTRANT)
+    for block in model.blocks:
+        part: Any = next(iter(block.children()))
+        part.forward = MethodType(type(part).forward, part)
+    assert seen(model).limit(None).values
+
+
+def test_frozen_weights_that_are_no_numbers_are_equal() -> None:
+    model = with_blocks(lambda each: checkpoint_wrapper(Changing(each, lambda *_: None)))
+    for name, parameter in model.named_parameters():
+        if name.endswith("frozen"):
+            parameter.data.fill_(float("nan"))
+    assert seen(model).limit(None).values
 
 
 @pytest.mark.parametrize("wrap", [checkpoint_wrapper, composable, REENTRANT])
