@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from bagua_client import run
 from tests.client.launcher.programs import start
+from tests.deploy.slurm import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +51,6 @@ def _run(command: str, folder: Path) -> list[str]:
     return sorted(found) + re.findall("bagua-run: .*", done.stderr)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_ranks_of_one_node_are_told_what_the_flags_say(folder: Path) -> None:
     command = "--nproc_per_node=2 --autotune_level 1 --autotune_max_samples 9 --enable_bagua_net"
     command += " -x EXPORTED=yes --set_additional_flag --use_env your_training_script.py --arg1 --b"
@@ -67,13 +61,15 @@ def test_ranks_of_one_node_are_told_what_the_flags_say(folder: Path) -> None:
 
 
 def test_a_bash_script_trains_with_our_class(folder: Path) -> None:
-    command = f"--no_python --nproc_per_node=2 --master_port={_free_port()}"
+    command = f"--no_python --nproc_per_node=2 --master_port={free_ports(1)[0]}"
     lines = _run(f"{command} bash your_bash_script.sh --arg1", folder)
     assert lines == ["trains with bucket 25 MiB, first bucket 1 MiB ['--arg1']"] * 2
 
 
 def test_two_nodes_find_one_another(folder: Path) -> None:
-    common = f"--nproc_per_node=1 --nnodes=2 --master_addr=127.0.0.1 --master_port={_free_port()}"
+    common = (
+        f"--nproc_per_node=1 --nnodes=2 --master_addr=127.0.0.1 --master_port={free_ports(1)[0]}"
+    )
     common += " --default_bucket_size 2097152 --host_list a,b"
     commands = [f"{common} --node_rank={rank} your_training_script.py" for rank in range(2)]
     with ThreadPoolExecutor() as threads:
