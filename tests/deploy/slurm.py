@@ -167,8 +167,8 @@ def _find(name: str) -> str | None:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody has, below those that a system hands out by itself: nobody else is given one
-    before it is used."""
+    """Ports that nobody has, below those that a system hands out by itself: nobody else is given
+    one before it is used."""
     found: list[int] = []
     while len(found) < number:
         port = random.SystemRandom().randrange(15_000, 32_000)
