@@ -281,6 +281,8 @@ class _Written(NamedTuple):
 
 
 NOTHING = _Written([], {})
+NOT_THEIRS = ("training", "ds_", "applied_pre_backward_ref_cnt")
+"""Attributes that blocks do not change themselves: DeepSpeed counts what it gathers in the last."""
 NOT_READING = ("torch.", "deepspeed.", "bagua_client.")
 """Hooks from there have others' work, and read nothing of what they see."""
 
@@ -302,7 +304,9 @@ def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
         for name, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 found.random.append(value.get_state().tolist())
-            elif isinstance(value, int | float) and name != "training":
+            elif name.startswith(NOT_THEIRS):
+                continue
+            elif isinstance(value, int | float):
                 found.values[id(part), name] = value
             elif isinstance(value, torch.Tensor) and with_tensors:
                 found.values[id(part), name] = id(value)
