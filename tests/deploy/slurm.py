@@ -169,10 +169,10 @@ def _find(name: str) -> str | None:
 def free_ports(number: int) -> list[int]:
     """Ports that nobody has, below those that a system hands out by itself: nobody else is given
     one before it is used."""
-    found: list[int] = []
+    found: set[int] = set()
     while len(found) < number:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
-            found.append(port)
-    return found
+            found.add(port)
+    return list(found)

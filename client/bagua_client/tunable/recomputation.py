@@ -281,8 +281,8 @@ class _Written(NamedTuple):
 
 
 NOTHING = _Written([], {})
-NOT_THEIRS = ("training", "ds_", "applied_pre_backward_ref_cnt")
-"""Attributes that blocks do not change themselves: DeepSpeed counts what it gathers in the last."""
+OF_DEEPSPEED = ("ds_", "applied_pre_backward_ref_cnt")
+"""Attributes in which it counts what it gathers: no block changes these itself."""
 NOT_READING = ("torch.", "deepspeed.", "bagua_client.")
 """Hooks from there have others' work, and read nothing of what they see."""
 
@@ -304,7 +304,7 @@ def _written(module: torch.nn.Module | None, with_tensors: bool) -> _Written:
         for name, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 found.random.append(value.get_state().tolist())
-            elif name.startswith(NOT_THEIRS):
+            elif name == "training" or name.startswith(OF_DEEPSPEED):
                 continue
             elif isinstance(value, int | float):
                 found.values[id(part), name] = value
