@@ -131,10 +131,11 @@ LEVEL_VARIANCE = 1.0
 # How far two values of a categorical knob are apart, in length scales.
 CATEGORICAL_LENGTH_SCALE = 0.5
 AMPLITUDES = (0.04, 0.1, 0.3)
-# Middle amplitudes are preferred by half a unit of log likelihood.
-USUAL_AMPLITUDE = 0.05
-# The least amplitude, as a part of the cost model's misfit.
-MISFIT_SHARE = 1.2
+# The amplitude that is expected: the usual one, or where the cost model misses more of what was
+# profiled, as much more than its misfit. By what factors, as logarithms, it may be larger, and
+# smaller: what misses the profiles of a busy GPU may be right about its steps.
+USUAL_AMPLITUDE, MISFIT_SHARE = 0.05, 1.2
+LARGER_SPREAD, SMALLER_SPREAD = 1.4, 0.7
 SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 # How much visits to one configuration differ beyond their own errors: on some machines by 10 %. A
 # factor of e more or less than usual costs an eighth of a unit of log likelihood.
@@ -332,22 +333,19 @@ class CandidateProcess(Process):
         return found + settings.moment**2 * self._moments if settings.moment else found
 
     def unlikelihoods(self) -> list[tuple[float, KernelSettings]]:
-        """How unlikely each setting of the grid is, as a negative logarithm; but for a constant.
-
-        The cost model's misfit gives the least amplitude. The measured costs cannot show it, as the
-        model was fitted to them.
-        """
+        """How unlikely each setting of the grid is, as a negative logarithm; but for a constant."""
         rows, residuals, misfit = self._costs
-        factor = max(1.0, MISFIT_SHARE * misfit / AMPLITUDES[0])
+        expected = min(max(USUAL_AMPLITUDE, MISFIT_SHARE * misfit), AMPLITUDES[-1])
         # The error of a wrong model changes fast with the size.
         is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
         scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
         shapes = {scale: self._correlations.of(rows, scale) for scale in scales}
         found = []
-        for usual, scale, error, moment in product(AMPLITUDES, scales, REPEAT_ERRORS, MOMENTS):
-            settings = KernelSettings(min(usual * factor, AMPLITUDES[-1]), scale, error, moment)
+        for amplitude, scale, error, moment in product(AMPLITUDES, scales, REPEAT_ERRORS, MOMENTS):
+            settings = KernelSettings(amplitude, scale, error, moment)
             value = unlikelihood(self._covariance(shapes[scale], settings), residuals)
-            value += math.log(usual / USUAL_AMPLITUDE) ** 2 / 4
+            spread = LARGER_SPREAD if amplitude > expected else SMALLER_SPREAD
+            value += (math.log(amplitude / expected) / spread) ** 2 / 2
             value += math.log(error / USUAL_REPEAT_ERROR) ** 2 / 8
             found.append((value + STEADINESS * (moment > 0), settings))
         return found

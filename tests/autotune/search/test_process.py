@@ -149,15 +149,15 @@ def test_what_is_wrong_together_is_learned_together() -> None:
     assert abs(means[flat][:10]).max() < 0.15
 
 
-def test_a_model_that_fits_badly_is_wrong_about_what_was_not_measured() -> None:
-    rows = [0, 6, 12]
-    sure, unsure = (
-        errors_of(
-            fitted(rows, np.zeros(3), Prior(np.zeros(len(ALL)), np.zeros((0, len(ALL))), misfit))
-        )
-        for misfit in (0.0, 0.2)
-    )
-    assert sure[30] < 0.1 < 0.2 < unsure[30]
+def test_a_model_that_fits_badly_is_doubted_until_costs_bear_it_out() -> None:
+    def error(misfit: float, count: int) -> float:
+        """Of what was not measured, after so many costs as the model expects them."""
+        prior = Prior(np.zeros(len(ALL)), np.zeros((0, len(ALL))), misfit)
+        found = errors_of(fitted([0, 6, 12, 18, 24, 3, 9, 15][:count], np.zeros(count), prior))
+        return float(found[30])
+
+    assert error(0.0, 3) < 0.09 < 0.11 < error(0.2, 3)
+    assert error(0.0, 8) < error(0.2, 8) < 0.8 * error(0.2, 3)
 
 
 def test_a_cost_with_a_large_error_moves_the_predictions_little() -> None:
