@@ -2,6 +2,7 @@
 
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
+python benchmarks/tuning.py --parts "bad moment" --tunings 160
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """
 
@@ -29,6 +30,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from bagua_wire.configuration import Configuration
 from benchmarks.support.harness import as_given, print_table, write_json
+from benchmarks.support.noise import bad_moment
 from benchmarks.support.noise import tunings as noise
 from benchmarks.support.noise.cases import new_seed
 from benchmarks.support.noise.rivals import RIVALS
@@ -36,7 +38,7 @@ from benchmarks.support.searches.engines import find_bagua
 from tests.autotune.simulated_job import SimulatedJob, truth
 
 MOST_STEPS, QUIET_STEPS = 3000, 10_000
-NOISE = "noise"
+NOISE, BAD_MOMENT = "noise", "bad moment"
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
 Row = Mapping[str, Any]
 Figures = Mapping[str, str]
@@ -255,8 +257,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2, help="seeds for each case of part gain")
     parser.add_argument("--noise", type=float, default=0.05, help="of each step, but in part noise")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    of_noise = parser.add_argument_group("part noise")
-    of_noise.add_argument("--tunings", type=int, default=200, help="in each climate of noise")
+    of_noise = parser.add_argument_group("parts noise and bad moment")
+    of_noise.add_argument(
+        "--tunings", type=int, default=200, help="in each climate; with, and without a bad moment"
+    )
     of_noise.add_argument("--processes", type=int, default=2, help="that run at a time")
     of_noise.add_argument(
         "--draw",
@@ -309,6 +313,7 @@ def main() -> None:
             tuple(options.rivals),
             options.searcher,
         ),
+        BAD_MOMENT: lambda: bad_moment.run(options.tunings, options.processes, options.draw),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):
@@ -322,6 +327,8 @@ def main() -> None:
         print_table(("part", "figure", "median (most)"), rows)
     if NOISE in parts:
         figures |= noise.show(parts[NOISE], others)
+    if BAD_MOMENT in parts:
+        figures |= bad_moment.show(parts[BAD_MOMENT])
     if options.json:
         measured = {"options": as_given(options), "service": str(noise.source_root())}
         measured |= {"figures": figures, "parts": parts, "beside": {NOISE: others}}

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
 from benchmarks import tuning
-from benchmarks.support.noise import tunings
+from benchmarks.support.noise import bad_moment, tunings
 from benchmarks.support.noise.cases import cases, drawn_case
 from benchmarks.support.noise.rivals import RIVALS, SWITCH_COSTS_STEPS, Road
 from benchmarks.support.noise.tunings import Setting, tune
@@ -154,6 +156,28 @@ def test_a_checkout_beside_itself_differs_by_nothing(
     found = json.loads(written.read_text())["figures"]
     for line in ("all of them", "steady"):
         assert found[f"noise: {line}"] == found[f"noise: {line}, beside"]
+
+
+def test_a_bad_moment_makes_the_link_slow_in_the_first_visit_to_what_the_best_needs() -> None:
+    number = next(n for n in range(32) if bad_moment.level_that_matters(tunings.truth_of(5, n)))
+    knob, value = bad_moment.level_that_matters(tunings.truth_of(5, number)) or ("", 0)
+    setting = bad_moment.Setting(5, number, knob, value, seed=0)
+    simulator = tunings.case_of(5, number).simulator
+    wanted = next(c for c in tunings.truth_of(5, number) if c[knob] == value)
+    slow = bad_moment.slower(simulator, wanted, 1.8)
+    assert slow.step_seconds(wanted) == pytest.approx(
+        1.8 * simulator.step_seconds(wanted), rel=0.01
+    )
+    job = bad_moment.BadMomentJob.make(Tuner(Store("sqlite://")), simulator, bad_moment.CLIMATE, 0)
+    job.setting, job.usual = setting, simulator
+    visits = set()
+    while not job.is_finished:
+        job.run(1)
+        if job.simulator is not simulator:
+            assert job.configuration[knob] == value
+            visits.add(len(job.switches))
+    assert len(visits) == 1
+    assert job.visits > 1
 
 
 def test_heavy_tails_reach_further_and_weigh_the_same() -> None:
