@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 
@@ -32,20 +32,13 @@ FEWEST_VISITS = 2
 # Differences that a live job does not show, however many steps remain.
 SMALLEST_GAIN = 0.005
 # Where less than this is expected of the next trial, or of a second visit, it is not worth one.
-WORTH_A_TRIAL = 0.008
+WORTH_A_TRIAL = 0.01
 # What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
 SWITCH_STEPS = 1.0
-# So many trials that find nothing better end the search, whatever the searcher still expects:
-# on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
-PATIENCE_TRIALS = 7
-# With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
-# searcher mistakes for hope.
-PATIENCE_WITH_MODEL = (3, 5)
-PATIENCE_STEPS = 26
-# Nor more of them than take so many steps of the training.
-PATIENCE_STEPS_IN_ALL = 75
-# A cost model that misses more than so much of what was profiled, as a logarithm, is none.
-MISFIT = 0.06
+# So many trials that find nothing better end the search, whatever the searcher still expects: on a
+# machine that gets steadily slower it mistakes the drift for noise and hopes for ever. Where they
+# take more steps of the training than this fewer do, but some are tried.
+PATIENCE_TRIALS, PATIENCE_STEPS, FEWEST_IDLE = 9, 75, 3
 
 
 def why_search_ends(
@@ -93,12 +86,7 @@ def why_search_ends(
         or searcher.expected_gain() < max(WORTH_A_TRIAL, cost_of_a_trial)
     ):  # fmt: skip
         return NOTHING_FASTER
-    fewest, most = PATIENCE_WITH_MODEL
-    patience = PATIENCE_TRIALS
-    if problem.predictor and problem.predictor.misfit < MISFIT:
-        steps = fmean(trial.estimate.count for trial in measured if trial.estimate)
-        patience = min(max(round(PATIENCE_STEPS / steps), fewest), most)
-    patience = min(patience, max(round(PATIENCE_STEPS_IN_ALL / trial_steps), fewest))
+    patience = min(PATIENCE_TRIALS, max(round(PATIENCE_STEPS / trial_steps), FEWEST_IDLE))
     if learned_from < patience:
         return None
     allowed = set(problem.candidates)
