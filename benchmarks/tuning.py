@@ -255,7 +255,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
     parser.add_argument("--jobs", type=int, default=200, help="jobs whose baseline is the best")
     parser.add_argument("--seeds", type=int, default=2, help="seeds for each case of part gain")
-    parser.add_argument("--noise", type=float, default=0.05, help="of each step, but in part noise")
+    parser.add_argument(
+        "--noise", type=float, default=0.05, help="of each step, in other parts than those below"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     of_noise = parser.add_argument_group("parts noise and bad moment")
     of_noise.add_argument(
@@ -273,10 +275,12 @@ def parse() -> argparse.Namespace:
         nargs="*",
         choices=RIVALS,
         default=[],
-        help="searches that get as many steps as ours took",
+        help="of part noise: searches that get as many steps as ours took",
     )
     of_noise.add_argument(
-        "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
+        "--beside",
+        type=Path,
+        help="of part noise: a checkout of another commit, whose service tunes the same",
     )
     of_noise.add_argument(
         "--searcher", choices=names(), default=USUAL, help="what --beside runs has the usual one"
@@ -313,7 +317,9 @@ def main() -> None:
             tuple(options.rivals),
             options.searcher,
         ),
-        BAD_MOMENT: lambda: bad_moment.run(options.tunings, options.processes, options.draw),
+        BAD_MOMENT: lambda: bad_moment.run(
+            options.tunings, options.processes, options.draw, options.searcher
+        ),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_simulator.workload import Architecture, Layer
 from bagua_simulator.workloads import CATALOG, architecture
+from benchmarks.support.cells.cell import MODELS, grid
 from benchmarks.support.workloads import computing, sleeping
 from benchmarks.support.workloads.sleeping import (
     SleepingModel,
@@ -173,3 +174,9 @@ def test_the_models_are_of_their_published_sizes() -> None:
     # With what only pre-training has: BERT-base alone has 109 million.
     assert 109e6 < sizes["bert-base"] < 112e6
     assert sizes["gpt2-small"] == pytest.approx(124.4e6, rel=0.001)
+    assert sizes["vit-base"] == pytest.approx(86.6e6, rel=0.001)  # Dosovitskiy et al. 2021: 86
+    assert sizes["t5-base"] == pytest.approx(222.9e6, rel=0.001)  # Raffel et al. 2020: 220
+    assert set(sizes) == set(MODELS)
+    with pytest.raises(ValueError, match="no model vit-base on cpu"):
+        grid(["vit-base"], ["unshaped"])
+    assert grid(["vit-base"], ["unshaped"], device="cuda")

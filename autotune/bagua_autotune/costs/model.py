@@ -145,7 +145,8 @@ class Predictor(Protocol):
     """Predicts the cost of untried configurations; only differences count.
 
     Attributes:
-        misfit: its error for the profiled steps, as a logarithm; other errors are taken to be like.
+        misfit: its error for the profiled steps, as a logarithm; other errors are expected to be
+            like it, unless measured costs say otherwise.
     """
 
     misfit: float

@@ -36,9 +36,9 @@ WORTH_A_TRIAL = 0.01
 # What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
 SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects: on a
-# machine that gets steadily slower it mistakes the drift for noise and hopes for ever. Where they
-# take more steps of the training than this fewer do, but some are tried.
-PATIENCE_TRIALS, PATIENCE_STEPS, FEWEST_IDLE = 9, 75, 3
+# machine that gets steadily slower it mistakes the drift for noise and hopes for ever. Trials that
+# are long are fewer, so that they take about so many steps of the training; but never fewer than 3.
+PATIENCE_TRIALS, PATIENCE_STEPS, FEWEST_PATIENCE_TRIALS = 9, 75, 3
 
 
 def why_search_ends(
@@ -86,7 +86,8 @@ def why_search_ends(
         or searcher.expected_gain() < max(WORTH_A_TRIAL, cost_of_a_trial)
     ):  # fmt: skip
         return NOTHING_FASTER
-    patience = min(PATIENCE_TRIALS, max(round(PATIENCE_STEPS / trial_steps), FEWEST_IDLE))
+    patience = max(round(PATIENCE_STEPS / trial_steps), FEWEST_PATIENCE_TRIALS)
+    patience = min(patience, PATIENCE_TRIALS)
     if learned_from < patience:
         return None
     allowed = set(problem.candidates)

@@ -131,10 +131,11 @@ LEVEL_VARIANCE = 1.0
 # How far two values of a categorical knob are apart, in length scales.
 CATEGORICAL_LENGTH_SCALE = 0.5
 AMPLITUDES = (0.04, 0.1, 0.3)
-# The amplitude that is expected: the usual one, or where the cost model misses more of what was
-# profiled, as much more than its misfit. By what factors, as logarithms, it may be larger, and
-# smaller: what misses the profiles of a busy GPU may be right about its steps.
+# The expected amplitude is the usual one, or so many times the cost model's misfit, where that is
+# more. What misses the profiles of a busy GPU may be right about its steps, so costs may say that
+# it is smaller; but few of them agree by chance, so that takes more than to say that it is larger.
 USUAL_AMPLITUDE, MISFIT_SHARE = 0.05, 1.2
+# Standard deviations of its logarithm, above what is expected and below.
 LARGER_SPREAD, SMALLER_SPREAD = 1.4, 0.7
 SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 # How much visits to one configuration differ beyond their own errors: on some machines by 10 %. A

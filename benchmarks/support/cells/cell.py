@@ -120,9 +120,10 @@ def grid(
         ValueError: there is no such model or network.
     """
     for model in models:
-        known = MODELS if fields.get("device") == "cuda" else SLEPT_MODELS
+        device = fields.get("device", "cpu")
+        known = MODELS if device == "cuda" else SLEPT_MODELS
         if model not in known:
-            raise ValueError(f"there is no model {model}; there are {', '.join(known)}")
+            raise ValueError(f"there is no model {model} on {device}; there are {', '.join(known)}")
     return [
         Cell(model, str(Network.parse(network)), run=run, **fields)
         for run in range(1, repeat + 1)

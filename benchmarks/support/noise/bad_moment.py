@@ -1,4 +1,4 @@
-"""Is the best level of a knob kept if the link had a bad moment at the only visit to it?
+"""Is the best level of a knob kept if steps were slow at the only visit to it, as its link was?
 
 As on two machines over TCP: VGG16's one visit to 8 channels took 116 to 128 ms a step, else 60.
 """
@@ -16,6 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
+from bagua_autotune.search.searcher import USUAL
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
@@ -53,6 +54,7 @@ class Setting:
     knob: str
     value: Value
     seed: int
+    searcher: str = USUAL
     has_bad_moment: bool = True
 
 
@@ -89,9 +91,9 @@ def slower(simulator: Simulator, configuration: Configuration, factor: float) ->
     return _on_links(simulator, high)
 
 
-def _on_links(simulator: Simulator, slower_by: float) -> Simulator:
+def _on_links(simulator: Simulator, log_factor: float) -> Simulator:
     """The same job on links slower by a factor, given by its logarithm."""
-    cluster, share = simulator.cluster, math.exp(-slower_by)
+    cluster, share = simulator.cluster, math.exp(-log_factor)
     rates = ("bandwidth", "flow", "inside_bandwidth")
     names = [f"{rate}_bytes_per_second" for rate in rates]
     return simulator.on(replace(cluster, **{n: share * getattr(cluster, n) for n in names}))
@@ -113,7 +115,9 @@ def tune(setting: Setting) -> Row:
     logging.disable(logging.WARNING)
     case = case_of(setting.draw, setting.number)
     store = Store("sqlite://")
-    job = BadMomentJob.make(Tuner(store), case.simulator, CLIMATE, setting.seed)
+    job = BadMomentJob.make(
+        Tuner(store, searcher=setting.searcher), case.simulator, CLIMATE, setting.seed
+    )
     job.setting, job.usual = setting, case.simulator
     job.run(MOST_STEPS, until_finished=True)
     job.simulator = job.usual
@@ -124,24 +128,24 @@ def tune(setting: Setting) -> Row:
     return {**named, **row, "visits": job.visits, "kept_level": kept_level}
 
 
-def _settings(draw: int, pool: Pool) -> Iterator[Setting]:
+def _settings(draw: int, pool: Pool, searcher: str) -> Iterator[Setting]:
     for start in count(0, DRAWN_AT_ONCE):
         numbers = range(start, start + DRAWN_AT_ONCE)
         levels = pool.starmap(_level_of, [(draw, number) for number in numbers])
         for number, level in zip(numbers, levels, strict=True):
             for seed in range(TUNINGS_OF_A_JOB) if level else ():
-                yield Setting(draw, number, *level, seed)
+                yield Setting(draw, number, *level, seed, searcher)
 
 
 def _level_of(draw: int, number: int) -> tuple[str, Value] | None:
     return level_that_matters(truth_of(draw, number))
 
 
-def run(tunings: int, processes: int, draw: int) -> list[Row]:
+def run(tunings: int, processes: int, draw: int, searcher: str = USUAL) -> list[Row]:
     """So many tunings of the first drawn jobs that have a level that matters, 4 of each, with the
     bad moment and without."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        every = list(islice(_settings(draw, pool), tunings))
+        every = list(islice(_settings(draw, pool, searcher), tunings))
         every += [replace(each, has_bad_moment=False) for each in every]
         return pool.map(tune, every, chunksize=TUNINGS_OF_A_JOB)
 

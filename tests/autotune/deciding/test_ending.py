@@ -106,14 +106,19 @@ def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> No
     assert not ends(0.02, slower, remaining_steps=1000)
     assert ends(0.02, slower, remaining_steps=300)
     assert not ends(0.02, 0.0, remaining_steps=300)
-    assert ends(0.004, 0.0, remaining_steps=10**9), "a live job does not show so little"
+    assert ends(0.009, 0.0, remaining_steps=10**9), "a live job does not show so little"
+    assert not ends(0.011, 0.0, remaining_steps=10**9)
     assert ends(0.02, 1e9, remaining_steps=10**6), "an endless step"
 
 
-def test_trials_that_take_many_steps_and_find_nothing_end_a_search_sooner() -> None:
+def test_trials_that_find_nothing_end_a_search_and_long_ones_sooner() -> None:
+    # The first three of a random search are not counted.
+    assert not ends(0.1, 0.0, 10_000, tried=11, trial_steps=5)
+    assert ends(0.1, 0.0, 10_000, tried=12, trial_steps=5)
     assert not ends(0.1, 0.0, 10_000, tried=8, trial_steps=10)
     assert ends(0.1, 0.0, 10_000, tried=8, trial_steps=30)
-    assert not ends(0.1, 0.0, 10_000, tried=4, trial_steps=1000), "some must be tried"
+    assert not ends(0.1, 0.0, 10_000, tried=5, trial_steps=1000), "some must be tried"
+    assert ends(0.1, 0.0, 10_000, tried=6, trial_steps=1000)
 
 
 def test_where_computing_hides_all_communication_the_first_trials_end_the_search() -> None:

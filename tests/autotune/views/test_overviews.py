@@ -156,8 +156,10 @@ def test_nobody_waits_for_a_curve_that_is_being_made(tuner: Tuner) -> None:
             assert [overviews.curve(job_id).trials for job_id in ("other", "slow")] == [0, 0]
         finally:
             may_end.set()
-        assert slow.result().trials == 5
-    assert [overviews.curve(job_id).trials for job_id in ("job", "other")] == [6, 5]
+        slow.result()
+    for job_id in ("job", "other", "slow"):
+        measured = sum(trial.estimate is not None for trial in tuner.store.trials.of(job_id))
+        assert overviews.curve(job_id).trials == measured > 3
     assert overviews.curve("slow") is slow.result()
 
 
