@@ -65,7 +65,8 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="+",
         metavar="MODEL",
-        help=f"some of {', '.join(MODELS)} (default: {', '.join(DEFAULT_MODELS)})",
+        help=f"some of {', '.join(MODELS)}, the last two on GPUs alone "
+        f"(default: {', '.join(DEFAULT_MODELS)})",
     )
     parser.add_argument(
         "--networks",

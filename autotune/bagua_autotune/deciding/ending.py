@@ -36,8 +36,8 @@ WORTH_A_TRIAL = 0.01
 # What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
 SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects: on a
-# machine that gets steadily slower it mistakes the drift for noise and hopes for ever. Trials that
-# are long are fewer, so that they take about so many steps of the training; but never fewer than 3.
+# machine that gets steadily slower it mistakes the drift for noise and hopes for ever. Fewer do
+# where trials are long, so that all of them take about so many steps; but never less than three.
 PATIENCE_TRIALS, PATIENCE_STEPS, FEWEST_PATIENCE_TRIALS = 9, 75, 3
 
 

@@ -132,8 +132,9 @@ LEVEL_VARIANCE = 1.0
 CATEGORICAL_LENGTH_SCALE = 0.5
 AMPLITUDES = (0.04, 0.1, 0.3)
 # The expected amplitude is the usual one, or so many times the cost model's misfit, where that is
-# more. What misses the profiles of a busy GPU may be right about its steps, so costs may say that
-# it is smaller; but few of them agree by chance, so that takes more than to say that it is larger.
+# more. A model that misses the profiles of a busy GPU may be right about its steps, so measured
+# costs may say that the amplitude is smaller. But a few costs agree with it by chance, so less than
+# expected asks for more evidence than more.
 USUAL_AMPLITUDE, MISFIT_SHARE = 0.05, 1.2
 # Standard deviations of its logarithm, above what is expected and below.
 LARGER_SPREAD, SMALLER_SPREAD = 1.4, 0.7

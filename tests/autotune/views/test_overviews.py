@@ -157,6 +157,7 @@ def test_nobody_waits_for_a_curve_that_is_being_made(tuner: Tuner) -> None:
         finally:
             may_end.set()
         slow.result()
+    assert overviews.curve("job").trials > before.trials
     for job_id in ("job", "other", "slow"):
         measured = sum(trial.estimate is not None for trial in tuner.store.trials.of(job_id))
         assert overviews.curve(job_id).trials == measured > 3
