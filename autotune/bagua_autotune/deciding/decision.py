@@ -247,7 +247,7 @@ def _left_to_gain(basis: _Basis, problem: Problem, searcher: Searcher) -> float:
     found = standing(round_.visits.undisturbed, searcher.best())
     if floor.recomputed > fewest or found is None:
         return math.inf
-    error = round_.visits.error_inside(found)
+    error = round_.visits.error_inside(found, searcher.best())
     return (found.center + error - floor.cost) / round_.scale
 
 
@@ -301,12 +301,14 @@ def _tell(basis: _Basis, searcher: Searcher, with_open: bool = False) -> Searche
         found = trial.estimate
         if found and trial.configuration not in basis.banned:
             # What visits differ by the search finds by itself, from all that it is told.
-            error = basis.visits.error_inside(found) / scale
+            error = basis.visits.error_inside(found, trial.configuration) / scale
             searcher.tell(trial.configuration, found.center / scale, error)
     for trial in basis.trials if with_open else ():
         if trial.is_open:
             expected = searcher.expected_cost(trial.configuration)
-            searcher.tell(trial.configuration, expected, basis.visits.step_spread / scale)
+            searcher.tell(
+                trial.configuration, expected, basis.visits.spread_like(trial.configuration) / scale
+            )
     return searcher
 
 

@@ -21,7 +21,7 @@ from bagua_autotune.measuring.visits import MOST_STEPS, Visits
 from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Categorical
 from bagua_autotune.model.reasons import NOT_SHOWN, NOTHING_FASTER
-from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, Estimate, Interval
+from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.search import Predictor, Problem, Searcher
 from bagua_autotune.search.process import expected_improvements
 from bagua_wire.configuration import Configuration
@@ -145,7 +145,7 @@ SHOWN_ERRORS = 2.8
 def least_shown(visits: Visits) -> float:
     """The smallest gain that a confirmation of full length mostly shows, and that matters."""
     steps = MOST_STEPS["confirm"]
-    inside = MEDIAN_INEFFICIENCY * visits.step_spread / math.sqrt(steps)
+    inside = visits.step_spread / math.sqrt(steps)
     error = visits.error(Estimate(0.0, inside, steps)) * math.sqrt(4 / MOST_TRIALS)
     return max(GAIN_THAT_MATTERS * visits.scale, SHOWN_ERRORS * error)
 
@@ -207,7 +207,7 @@ def denied_once(visits: Visits, problem: Problem, lowest: float) -> Configuratio
         costs = [each.estimate.center / scale for each in others if each.estimate]
         level = median(cost - each for cost, each in zip(costs, predicted, strict=True))
         expected = float(model.predict([trial.configuration])[0]) + level
-        error = visits.error(trial.estimate) / scale
+        error = visits.error(trial.estimate, trial.configuration) / scale
         if trial.estimate.center / scale - expected < DENIED + SURELY * error:
             continue
         gain = _expected_gain(model, members, lowest / scale - level)

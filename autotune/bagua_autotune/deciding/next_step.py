@@ -141,7 +141,8 @@ class NextStep:
         if costs is None:
             return None
         seconds, rival = [step.seconds for step in steps], _rival(round_, trial)
-        return measured(costs, seconds, job.limits, trial.purpose, rival, _known(round_))
+        known, tried = _known(round_), trial.configuration
+        return measured(costs, seconds, job.limits, trial.purpose, rival, known, tried)
 
     def with_late_steps(self, round_: Round) -> list[Trial]:
         """The last measured trials and those that were left unmeasured, estimated from all their
@@ -158,7 +159,7 @@ class NextStep:
         found = []
         for trial in late:
             if costs := self._costs(round_, trial, self._steps(round_.job, trial)):
-                estimated = settled(costs, _known(round_))
+                estimated = settled(costs, _known(round_), trial.configuration)
                 found.append(replace(trial, state="measured", estimate=estimated))
         return [new for new in found if new not in own]
 

@@ -19,16 +19,17 @@ from itertools import accumulate, groupby
 from statistics import fmean, median
 
 from bagua_autotune.model.job import Limits, Purpose, Trial
-from bagua_autotune.model.statistics import MEDIAN_INEFFICIENCY, OUTLIER_SPREADS, Estimate, estimate
+from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_wire.configuration import Configuration
+from bagua_wire.knobs import CHANNELS_KNOB
 
 # A guess of what visits differ by, as a part of the default's cost, and of how many visits more it
 # is worth: few say little.
 USUAL_VISIT_ERROR, PRIOR_VISITS = 0.015, 3
 # Of the spread of steps inside a visit, before one is known; as many steps' worth says what a visit
 # of few steps does not know of its own.
-USUAL_STEP_SPREAD, PRIOR_STEPS = 0.03, 3
-FEWEST_FOR_SPREAD = 3
+USUAL_STEP_SPREAD, PRIOR_STEPS = 0.03, 6
+FEWEST_FOR_SPREAD, ALIKE_CHANNELS = 3, 2
 # A visit was in a bad moment if another one of the same configuration was so much faster, and by so
 # many standard errors: links of two hosts were seen at half their speed for some seconds.
 BAD_MOMENT, BAD_MOMENT_ERRORS = 0.3, 5.0
@@ -51,36 +52,52 @@ class Visits:
     def step_spread(self) -> float:
         """The standard deviation between steps of a typical visit: a pause in one of them says
         nothing of the others."""
-        found = [trial.estimate for trial in self.trials if trial.estimate]
-        known = [_spread(each) for each in found if each.count >= FEWEST_FOR_SPREAD]
+        known = [spread for _, spread in self._spreads]
         return median(known) if known else USUAL_STEP_SPREAD * self.scale
+
+    def spread_like(self, configuration: Configuration) -> float:
+        """That of a typical visit to what has as many channels, or half or twice as many: cores
+        that are full make steps slow in turns."""
+        own = _channels(configuration)
+        near = (1 / ALIKE_CHANNELS, ALIKE_CHANNELS)
+        like = [s for channels, s in self._spreads if near[0] <= channels / own <= near[1]]
+        return max(self.step_spread, median(like)) if like else self.step_spread
+
+    @cached_property
+    def _spreads(self) -> list[tuple[int, float]]:
+        """Of each visit with enough steps, after its number of channels."""
+        return [
+            (_channels(trial.configuration), _spread(trial.estimate))
+            for trial in self.trials
+            if trial.estimate and trial.estimate.count >= FEWEST_FOR_SPREAD
+        ]
 
     @cached_property
     def visit_error(self) -> float:
         """That between visits of one configuration."""
         usual = USUAL_VISIT_ERROR * self.scale
         squares, degrees = PRIOR_VISITS * usual**2, float(PRIOR_VISITS)
-        for visited in self._repeated:
+        for like, visited in self._repeated.items():
             own = [each for index, each in visited if index not in self.in_bad_moments]
             centers = [e.center - own[0].center for e in own]
-            inside = fmean(self.error_inside(e) ** 2 for e in own)
+            inside = fmean(self.error_inside(e, like) ** 2 for e in own)
             beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
             squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
         return math.sqrt(squares / degrees)
 
-    def error_inside(self, found: Estimate) -> float:
+    def error_inside(self, found: Estimate, configuration: Configuration | None = None) -> float:
         """The standard error of a visit's centre by the spread of its steps; of few steps mostly
-        by that of others."""
+        by that of others to what is like the configuration."""
+        usual = self.spread_like(configuration) if configuration else self.step_spread
         own = _spread(found) ** 2 if found.count > 1 else 0.0
         degrees = max(0, found.count - 1)
-        squares = degrees * own + PRIOR_STEPS * self.step_spread**2
+        squares = degrees * own + PRIOR_STEPS * usual**2
         spread = math.sqrt(squares / (degrees + PRIOR_STEPS))
-        inefficiency = MEDIAN_INEFFICIENCY if found.count > 2 else 1.0
-        return inefficiency * spread / math.sqrt(max(found.count, 1))
+        return spread / math.sqrt(max(found.count, 1))
 
-    def error(self, found: Estimate) -> float:
+    def error(self, found: Estimate, configuration: Configuration | None = None) -> float:
         """The standard error of a visit as a measurement of its configuration."""
-        return math.hypot(self.error_inside(found), self.visit_error)
+        return math.hypot(self.error_inside(found, configuration), self.visit_error)
 
     @cached_property
     def undisturbed(self) -> list[Trial]:
@@ -93,8 +110,8 @@ class Visits:
         at another visit. Nothing makes a step faster by accident; but what is slow more often than
         not is slow."""
         found: set[int] = set()
-        errors = BAD_MOMENT_ERRORS * self.step_spread
-        for own in self._repeated:
+        for like, own in self._repeated.items():
+            errors = BAD_MOMENT_ERRORS * self.spread_like(like)
             fastest = min((each for _, each in own), key=lambda each: each.center)
             limit = fastest.center + BAD_MOMENT * self.scale
             slow = {
@@ -107,17 +124,22 @@ class Visits:
         return found
 
     @cached_property
-    def _repeated(self) -> list[list[tuple[int, Estimate]]]:
+    def _repeated(self) -> dict[Configuration, list[tuple[int, Estimate]]]:
         """The measurements of each configuration that has several, with their trials' indices."""
         grouped: defaultdict[Configuration, list[tuple[int, Estimate]]] = defaultdict(list)
         for trial in self.trials:
             if trial.estimate:
                 grouped[trial.configuration].append((trial.index, trial.estimate))
-        return [own for own in grouped.values() if len(own) > 1]
+        return {like: own for like, own in grouped.items() if len(own) > 1}
+
+
+def _channels(configuration: Configuration) -> int:
+    channels = configuration.get(CHANNELS_KNOB, 1)
+    return channels if isinstance(channels, int) else 1
 
 
 def _spread(found: Estimate) -> float:
-    return found.standard_error * math.sqrt(found.count) / MEDIAN_INEFFICIENCY
+    return found.standard_error * math.sqrt(found.count)
 
 
 # The default comes first, and shows what steps differ by: that takes so many at least.
@@ -140,6 +162,7 @@ FEWEST_TO_SETTLE = 6
 # A bad moment inside a visit: on average so many steps in succession are slow, and elsewhere so
 # many in succession are fast.
 FEWEST_BAD, FEWEST_FAST = 2, 3
+BAD_SPREADS = 6.0
 SETTLED = 0.1
 SETTLED_STEPS = 5
 
@@ -171,6 +194,7 @@ def measured(
     purpose: Purpose,
     rival: Estimate | None = None,
     visits: Visits | None = None,
+    configuration: Configuration | None = None,
 ) -> Estimate | None:
     """The trial's estimate if it is good enough to close the trial, else None.
 
@@ -182,12 +206,13 @@ def measured(
         rival: what it is compared with: a search trial with the best so far, and one that is
             clearly worse is closed early; a confirming one with the other side.
         visits: those before; None: it is the first one, of the default.
+        configuration: the trial's; None: as others.
     """
     if not costs:
         return None
     scale = visits.scale if visits else 1.0
     is_falling = len(costs) > 1 and costs[-1] < min(costs[:-1]) - SETTLING * scale
-    found = settled(costs, visits)
+    found = settled(costs, visits, configuration)
     fewest = FEWEST_STEPS[purpose] if visits else FEWEST_OF_FIRST
     if found.count + found.outliers >= MOST_STEPS[purpose]:
         return found
@@ -197,7 +222,7 @@ def measured(
         return None
     if visits is None:
         return found
-    error = visits.error_inside(found)
+    error = visits.error_inside(found, configuration)
     apart = abs(found.center - rival.center) if rival else 0.0
     if error <= SHOWN_SHARE * apart or error <= OWN_SHARE * visits.visit_error:
         return found
@@ -208,11 +233,21 @@ def measured(
     return None
 
 
-def settled(costs: Sequence[float], visits: Visits | None = None) -> Estimate:
-    """Estimate from the steps of a trial, without first ones in which it had not settled."""
+def settled(
+    costs: Sequence[float],
+    visits: Visits | None = None,
+    configuration: Configuration | None = None,
+) -> Estimate:
+    """Estimate from the steps of a trial, without first ones in which it had not settled.
+
+    Args:
+        visits, configuration: see measured().
+    """
     scale, usual_spread = (visits.scale, visits.step_spread) if visits else (1.0, 0.0)
-    costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, OUTLIER_SPREADS * usual_spread))
-    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread)
+    if visits and configuration:
+        usual_spread = visits.spread_like(configuration)
+    costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, BAD_SPREADS * usual_spread))
+    return estimate(costs[_settled_from(costs, SETTLING * scale) :])
 
 
 def _without_bad_moment(costs: Sequence[float], margin: float) -> Sequence[float]:

@@ -1,7 +1,8 @@
 """Robust statistics of noisy costs (lower is better; the unit is the objective's).
 
-Centres are medians, and outliers are told by the median absolute deviation, so that a garbage
-collection or a checkpoint moves neither; outliers are counted and then left out.
+Outliers are told by the median absolute deviation, so that a garbage collection or a checkpoint
+moves nothing; they are counted and then left out. What is slow more often than that is no accident,
+and a centre is the mean: a setting that is fast at times, and slow at others, takes both.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from statistics import fmean, median, stdev
 # outlier.  That many standard deviations are exceeded with this probability on one side; from
 # few costs the deviation is not known well, and Student's t asks for more of them.
 OUTLIER_TAIL = 2.3263e-4
-# Where it is known from others what costs differ by: so many standard deviations, unless less than
-# this share of the costs would be kept.
-OUTLIER_SPREADS, LEAST_KEPT = 6.0, 0.6
+# Accidents are rare: one, or one of so many costs. Where more would be left out, none is.
+COSTS_PER_OUTLIER = 7
 # A normal's standard deviation over its median and over its mean absolute deviation.
 SIGMA_PER_MEDIAN_DEVIATION = 1.4826
 SIGMA_PER_MEAN_DEVIATION = 1.2533
@@ -26,8 +26,6 @@ SIGMA_PER_MEAN_DEVIATION = 1.2533
 SMALL_SAMPLE_FACTORS = {
     2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107,
 }  # fmt: skip
-# Standard error of a median over that of a mean, for a normal: sqrt(pi / 2).
-MEDIAN_INEFFICIENCY = 1.2533
 CONFIDENCE = 0.975
 
 PRIOR_REPEATS = 2
@@ -70,15 +68,12 @@ class Estimate:
         return self.center + self.half_width
 
 
-def estimate(costs: Sequence[float], usual_spread: float = 0.0) -> Estimate:
+def estimate(costs: Sequence[float]) -> Estimate:
     """Estimate the centre of ``costs``.
 
     Its 95 % interval holds the truth 94 to 97 % of the time, from 3 normal or moderately skewed
-    costs on (tests/autotune/model/test_statistics.py measures it).
-
-    Args:
-        usual_spread: the standard deviation of other such costs; 0: not known. From four costs
-            alone nobody can tell that one of them is an outlier.
+    costs on (tests/autotune/model/test_statistics.py measures it). From four costs nobody can tell
+    that one of them is an outlier.
 
     Raises:
         ValueError: no cost, or one that is not finite.
@@ -92,14 +87,10 @@ def estimate(costs: Sequence[float], usual_spread: float = 0.0) -> Estimate:
     if len(costs) > 1:
         limit = _student_quantile(len(costs) - 1, 1 - OUTLIER_TAIL) * _sigma(costs)
     kept = [cost for cost in costs if abs(cost - center) <= limit]
-    usual = [cost for cost in kept if abs(cost - center) <= OUTLIER_SPREADS * usual_spread]
-    if usual_spread and len(usual) >= LEAST_KEPT * len(costs):
-        kept = usual
-    center = median(kept)
-    error = math.inf
-    if len(kept) > 1:
-        error = MEDIAN_INEFFICIENCY * stdev(kept) / math.sqrt(len(kept))
-    return Estimate(center, error, len(kept), len(costs) - len(kept))
+    if len(costs) - len(kept) > math.ceil(len(costs) / COSTS_PER_OUTLIER):
+        kept = list(costs)
+    error = stdev(kept) / math.sqrt(len(kept)) if len(kept) > 1 else math.inf
+    return Estimate(fmean(kept), error, len(kept), len(costs) - len(kept))
 
 
 def pooled(blocks: Sequence[Estimate]) -> Estimate:

@@ -58,7 +58,7 @@ class Road:
         factors = []
         for _ in range(steps):
             self._step += 1
-            factors.append(self._weather.factor(self._step))
+            factors.append(self._weather.factor(self._step, configuration.number("channels")))
         return median(factors) * self.simulator.step_seconds(configuration)
 
 

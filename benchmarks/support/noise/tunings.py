@@ -50,8 +50,11 @@ class WeatheredJob(SimulatedJob):
     def make(cls, tuner: Tuner, simulator: Simulator, climate: Climate, seed: int) -> Self:
         job = cls(tuner, simulator, "job", seed, 0.0, straggler_probability=0.0)
         job.climate, job.weather = climate, Weather(climate, seed)
-        job.disturbed = job.weather.factor
+        job.disturbed = job._disturbance
         return job
+
+    def _disturbance(self, step: int) -> float:
+        return self.weather.factor(step, self.configuration.number("channels"))
 
     def _switch(self) -> None:
         before = self.configuration, self._trial

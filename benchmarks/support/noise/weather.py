@@ -1,4 +1,5 @@
-"""What disturbs the steps of a job: noise of steps, of visits and of blocks, bad moments, drift.
+"""What disturbs the steps of a job: noise of steps, of visits and of blocks, bad moments, drift,
+settings that are unsteady.
 
 A visit are the steps between two switches of the configuration. Machines differ from visit to visit
 by more than the spread inside one says: memory lies elsewhere, other jobs come and go. A block are
@@ -19,6 +20,9 @@ BLOCK_STEPS = 40
 DRIFT_STEPS = 300
 # A bad moment: so many steps take so much longer; the next begins so many steps later on average.
 BAD_STEPS, BAD_FACTOR, GOOD_STEPS = 10, 2.0, 40
+# With so many channels and more, this share of the steps is slower than the mean by one factor, and
+# the others faster by another: as two hosts on one GPU were seen to be.
+UNSTEADY_CHANNELS, SLOW_SHARE, SLOW_FACTOR, FAST_FACTOR = 8, 0.4, 1.3, 0.8
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Climate:
         is_heavy: noise inside a visit has the tails of Student's t.
         has_bad_moments: now and then some steps take twice the time.
         drift: by which part steps are slower 300 steps later.
+        is_unsteady: steps with many channels are fast and slow by turns, at random.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Climate:
     is_heavy: bool = False
     has_bad_moments: bool = False
     drift: float = 0.0
+    is_unsteady: bool = False
 
 
 CLIMATES = (
@@ -54,6 +60,7 @@ CLIMATES = (
     Climate("heavy tails", is_heavy=True),
     Climate(f"bad moments of {BAD_STEPS} steps", has_bad_moments=True),
     Climate(f"drift of 10 % in {DRIFT_STEPS} steps", drift=0.1),
+    Climate(f"unsteady from {UNSTEADY_CHANNELS} channels on", is_unsteady=True),
 )
 
 
@@ -66,8 +73,8 @@ class Weather:
     def __init__(self, climate: Climate, seed: int) -> None:
         self._climate = climate
         # Of each kind its own, so that one draws the same whatever the others do.
-        self._steps, self._visits, self._blocks, self._moments = (
-            np.random.default_rng((seed, 7, kind)) for kind in range(4)
+        self._steps, self._visits, self._blocks, self._moments, self._modes = (
+            np.random.default_rng((seed, 7, kind)) for kind in range(5)
         )
         self._last = self._steps.standard_normal()
         self._visit = self._block = 0.0
@@ -80,8 +87,9 @@ class Weather:
         """The configuration was switched."""
         self._visit = self._climate.by_visit * self._visits.standard_normal()
 
-    def factor(self, step: int) -> float:
-        """What a step takes over what it would take undisturbed; steps must ascend."""
+    def factor(self, step: int, channels: int = 1) -> float:
+        """What a step with so many channels takes over what it would take undisturbed; steps must
+        ascend."""
         drift = self._climate.drift * step / DRIFT_STEPS
         late = 0.0
         if self._steps.random() < STRAGGLER_PROBABILITY:
@@ -90,7 +98,9 @@ class Weather:
             self._block_ends_at += BLOCK_STEPS
             self._new_block()
         noise = self._climate.inside * self._draw() + self._visit + self._block
-        return math.exp(noise) * (1 + drift) * (1 + late) * self._moment(step)
+        return (
+            math.exp(noise) * (1 + drift) * (1 + late) * self._moment(step) * self._mode(channels)
+        )
 
     def _new_block(self) -> None:
         self._block = self._climate.by_block * self._blocks.standard_normal()
@@ -100,6 +110,12 @@ class Weather:
             self._bad_from = self._good_until(self._bad_from + BAD_STEPS)
         is_bad = self._climate.has_bad_moments and step >= self._bad_from
         return BAD_FACTOR if is_bad else 1.0
+
+    def _mode(self, channels: int) -> float:
+        is_slow = self._modes.random() < SLOW_SHARE
+        if not self._climate.is_unsteady or channels < UNSTEADY_CHANNELS:
+            return 1.0
+        return SLOW_FACTOR if is_slow else FAST_FACTOR
 
     def _good_until(self, step: int) -> int:
         return step + int(self._moments.geometric(1 / GOOD_STEPS))

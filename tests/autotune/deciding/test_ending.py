@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from statistics import fmean, median, variance
+from statistics import fmean, variance
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +168,7 @@ def test_what_is_said_to_be_shown_is_shown_by_a_confirmation() -> None:
 
 def _visits(rng: random.Random, visits: Visits, center: float) -> list[float]:
     means = (center + rng.gauss(0, visits.visit_error) for _ in range(6))
-    return [median(mean + rng.gauss(0, visits.step_spread) for _ in range(10)) for mean in means]
+    return [fmean(mean + rng.gauss(0, visits.step_spread) for _ in range(10)) for mean in means]
 
 
 CHANNELS = (1, 2, 4, 8)

@@ -63,7 +63,7 @@ def test_a_checkpoint_and_a_wrong_complexity_do_not_move_what_is_learned() -> No
     steps[3] = steps[3]._replace(seconds=30.0)
     steps[9] = steps[9]._replace(complexity=1e12)
     assert learned(steps).seconds_each == pytest.approx(0.001, rel=0.1)
-    wild = [Step(0.1, 1e18), *steps_of(6, seed=5)]
+    wild = [Step(0.1, 1e18), *steps_of(9, seed=5)]
     assert of(learned(steps).seconds(wild)).half_width < 0.05
 
 

@@ -98,8 +98,9 @@ def test_a_trial_ends_when_more_steps_say_less_than_another_visit_would() -> Non
     assert measure(costs(2, 0.001), purpose="confirm", visits=quiet) is not None
     assert measure(costs(6, 0.1), purpose="search", visits=noisy) is None
     assert measure(costs(7, 0.1), purpose="search", visits=noisy) is not None
-    assert measure(costs(9, 0.1), visits=noisy) is None
-    assert measure(costs(10, 0.1), visits=noisy) is not None
+    noisier = known_visits(0.02, 0.2)
+    assert measure(costs(9, 0.2), visits=noisier) is None
+    assert measure(costs(10, 0.2), visits=noisier) is not None
 
 
 def test_outliers_do_not_count_as_measured_steps() -> None:
@@ -204,7 +205,7 @@ def test_slow_first_steps_do_not_count() -> None:
 def test_a_bad_moment_inside_a_visit_does_not_count(bad: list[int]) -> None:
     found = [cost + 0.7 * (place in bad) for place, cost in enumerate(costs(9, 0.02))]
     good = [cost for place, cost in enumerate(found) if place not in bad]
-    assert settled(found, visits=VISITS) == estimate(good, VISITS.step_spread)
+    assert settled(found, visits=VISITS) == estimate(good)
     # Not even if it lasted longer than the rest.
     longer = [*found, *(cost + 0.7 for cost in costs(9, 0.02))]
     assert settled(longer, visits=VISITS).center == pytest.approx(math.log(0.1), abs=0.03)
@@ -216,11 +217,51 @@ def test_what_is_slow_every_other_step_is_slow() -> None:
     assert settled([0.0, 0.0, 0.7, 0.7], visits=VISITS).center == 0.35  # two steps may be luck
 
 
-def test_one_slow_step_of_four_is_an_outlier_where_others_show_it() -> None:
+@pytest.mark.parametrize(
+    "milliseconds", [[136, 86, 87, 117, 136, 85, 86], [123, 114, 114, 123, 114, 118, 114]]
+)
+def test_what_is_slow_in_three_steps_of_seven_takes_their_mean(milliseconds: list[int]) -> None:
+    """As two hosts on one GPU were seen to be with 8 channels: no accident, and no fast setting."""
+    found = [math.log(milliseconds_each / 1000) for milliseconds_each in milliseconds]
+    own = settled(found, visits=known_visits(0.02, 0.005))
+    assert (own.center, own.outliers) == (pytest.approx(fmean(found)), 0)
+
+
+def test_a_visit_with_one_slow_step_is_measured_until_it_is_known_whether_it_is_an_accident() -> (
+    None
+):
     found = [-1.19, -1.14, -0.6, -1.16]
-    assert settled(found, visits=VISITS).outliers == 1
-    assert settled(found, visits=None).outliers == 0  # four steps alone cannot tell
-    assert settled(found, visits=known_visits(0.02, 0.2)).outliers == 0
+    assert measure(found, purpose="search") is None
+    accident = present(measure([*found, -1.17, -1.15, -1.16], purpose="search"))
+    assert (accident.center, accident.outliers) == (pytest.approx(-1.16, abs=0.01), 1)
+    often = present(measure([*found, -0.65, -1.15, -0.62], purpose="search"))
+    assert (often.center, often.outliers) == (pytest.approx(-0.93, abs=0.01), 0)
+
+
+def test_what_is_like_an_unsteady_setting_is_less_sure_however_its_own_steps_look() -> None:
+    """By the number of channels: full cores make steps slow in turns."""
+    steady, unsteady = Estimate(-1.0, 0.01, 4), Estimate(-0.9, 0.1, 4)
+    settings = [Configuration(channels=channels) for channels in (1, 1, 2, 2, 8, 8)]
+    found = [*[steady] * 4, *[unsteady] * 2]
+    visits = Visits(
+        [
+            Trial(place, "search", setting, "measured", each)
+            for place, (setting, each) in enumerate(zip(settings, found, strict=True))
+        ]
+    )
+    lucky = [-1.2, -1.21, -1.19]
+    errors = [
+        visits.error_inside(estimate(lucky), Configuration(channels=channels))
+        for channels in (1, 8, 16)
+    ]
+    assert errors[0] < 0.02
+    assert errors[1] == errors[2] > 0.05
+    took = [math.exp(cost) for cost in lucky]
+    closed = [
+        measured(lucky, took, LIMITS, "search", steady, visits, Configuration(channels=channels))
+        for channels in (1, 16)
+    ]
+    assert [each is not None for each in closed] == [True, False]
 
 
 def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:

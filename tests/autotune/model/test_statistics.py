@@ -49,6 +49,16 @@ def test_an_outlier_among_equal_costs_is_one() -> None:
     assert estimate([1.0] * 9 + [2.0]).outliers == 1
 
 
+@given(st.lists(st.floats(0, 0.01), min_size=1, max_size=30), st.integers(1, 30))
+def test_what_is_slow_more_often_than_by_accident_is_slow(costs: list[float], slow: int) -> None:
+    """One cost, or one in seven, may be an accident; where there are more, all count."""
+    count = len(costs) + slow
+    if min(slow, len(costs)) > math.ceil(count / 7):
+        found = estimate([*costs, *[1.0] * slow])
+        assert found.outliers == 0
+        assert found.center == pytest.approx((sum(costs) + slow) / count)
+
+
 @pytest.mark.parametrize("count", [5, 8, 30])
 def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
     rng = random.Random(count)

@@ -77,7 +77,7 @@ def test_on_a_fast_network_the_same_is_found_in_as_few_steps() -> None:
         job = tuned(simulator, (*others, KNOB))
         least = {**job.baseline, KNOB: 0}
         assert job.true_seconds(job.configuration) < 1.01 * job.true_seconds(least)
-        assert job.step <= MOST_STEPS
+        assert job.step <= 75, "45 to 71 by seed"
 
 
 def test_what_computing_costs_is_known_from_the_trials_that_recompute_least() -> None:

@@ -50,10 +50,12 @@ def test_where_the_default_is_the_best_what_is_kept_is_no_worse(tuner: Tuner, se
 def test_a_difference_that_is_large_is_confirmed_in_few_steps(tuner: Tuner) -> None:
     job = tuned(tuner, "job", simulator(gbit_per_second=25, inside_gbit_per_second=5))
     assert job.true_seconds(job.baseline) > 1.4 * job.true_seconds(job.configuration)
-    confirming = [trial for trial in every_trial(tuner.store, "job") if trial.purpose == "confirm"]
-    assert [trial.configuration == job.baseline for trial in confirming] == [True, False, False]
-    assert any(trial.configuration == job.configuration for trial in confirming)
+    trials = every_trial(tuner.store, "job")
+    confirming = [trial for trial in trials if trial.purpose == "confirm"]
+    assert len(confirming) <= 3
     assert all(trial.steps <= 12 for trial in confirming)
+    for side in (job.baseline, job.configuration):
+        assert sum(trial.configuration == side for trial in trials) >= 2, "visits of a search count"
 
 
 def test_no_size_is_tried_that_is_far_from_all_tried_before(tuner: Tuner) -> None:
