@@ -174,7 +174,7 @@ def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
     assert tuner.open_trial("job").index == 1
     late = [Observation(step, (200.0,) * 4) for step in range(100, 400)]
     tuner.reestimate("job", 0, [*many, *late])
-    assert tuner.store.trials.get("job", 0).estimate.center == -175.0
+    assert tuner.store.trials.get("job", 0).estimate.center == -173.75
 
 
 def test_listeners_are_told_of_new_steps_wherever_they_stand_in_a_batch() -> None:
