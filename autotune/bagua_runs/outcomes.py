@@ -146,7 +146,7 @@ class Measure(Protocol):
 
 
 class StepTimes:
-    """The median time of ``steps`` optimizer steps, whatever the script prints."""
+    """The mean time of ``steps`` optimizer steps, without pauses, whatever the script prints."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

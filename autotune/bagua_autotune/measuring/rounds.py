@@ -99,7 +99,7 @@ def least_cost(job: Job, told: Sequence[tuple[float, Sequence[Observation]]]) ->
     waited = [(cost, [_waited(*each) for each in paces(steps)]) for cost, steps in told]
     if sum(len(each) for _, each in waited) < FEWEST_STEPS or not _is_bounded(job):
         return None
-    return min(cost - median(each) for cost, each in waited if each)
+    return min(cost - estimate(each).center for cost, each in waited if each)
 
 
 def _waited(seconds: float, computing_seconds: float) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from statistics import fmean, median
@@ -29,7 +30,7 @@ USUAL_VISIT_ERROR, PRIOR_VISITS = 0.015, 3
 # Of the spread of steps inside a visit, before one is known; as many steps' worth says what a visit
 # of few steps does not know of its own.
 USUAL_STEP_SPREAD, PRIOR_STEPS = 0.03, 6
-FEWEST_FOR_SPREAD, ALIKE_CHANNELS = 3, 2
+FEWEST_FOR_SPREAD = 3
 # A visit was in a bad moment if another one of the same configuration was so much faster, and by so
 # many standard errors: links of two hosts were seen at half their speed for some seconds.
 BAD_MOMENT, BAD_MOMENT_ERRORS = 0.3, 5.0
@@ -55,12 +56,12 @@ class Visits:
         known = [spread for _, spread in self._spreads]
         return median(known) if known else USUAL_STEP_SPREAD * self.scale
 
-    def spread_like(self, configuration: Configuration) -> float:
+    def spread_like(self, configuration: Configuration | None) -> float:
         """That of a typical visit to what has as many channels, or half or twice as many: cores
-        that are full make steps slow in turns."""
-        own = _channels(configuration)
-        near = (1 / ALIKE_CHANNELS, ALIKE_CHANNELS)
-        like = [s for channels, s in self._spreads if near[0] <= channels / own <= near[1]]
+        that are full make steps slow in turns. At least that of a typical visit to anything, which
+        it is where the configuration is None."""
+        own = 0 if configuration is None else _channels(configuration)
+        like = [s for channels, s in self._spreads if channels <= 2 * own and own <= 2 * channels]
         return max(self.step_spread, median(like)) if like else self.step_spread
 
     @cached_property
@@ -88,10 +89,9 @@ class Visits:
     def error_inside(self, found: Estimate, configuration: Configuration | None = None) -> float:
         """The standard error of a visit's centre by the spread of its steps; of few steps mostly
         by that of others to what is like the configuration."""
-        usual = self.spread_like(configuration) if configuration else self.step_spread
         own = _spread(found) ** 2 if found.count > 1 else 0.0
         degrees = max(0, found.count - 1)
-        squares = degrees * own + PRIOR_STEPS * usual**2
+        squares = degrees * own + PRIOR_STEPS * self.spread_like(configuration) ** 2
         spread = math.sqrt(squares / (degrees + PRIOR_STEPS))
         return spread / math.sqrt(max(found.count, 1))
 
@@ -206,7 +206,7 @@ def measured(
         rival: what it is compared with: a search trial with the best so far, and one that is
             clearly worse is closed early; a confirming one with the other side.
         visits: those before; None: it is the first one, of the default.
-        configuration: the trial's; None: as others.
+        configuration: the trial's; None: it is not known.
     """
     if not costs:
         return None
@@ -243,11 +243,17 @@ def settled(
     Args:
         visits, configuration: see measured().
     """
-    scale, usual_spread = (visits.scale, visits.step_spread) if visits else (1.0, 0.0)
-    if visits and configuration:
-        usual_spread = visits.spread_like(configuration)
-    costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, BAD_SPREADS * usual_spread))
-    return estimate(costs[_settled_from(costs, SETTLING * scale) :])
+    scale, spread = (visits.scale, visits.spread_like(configuration)) if visits else (1.0, 0.0)
+    costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, BAD_SPREADS * spread))
+    return _of_mean_time(costs[_settled_from(costs, SETTLING * scale) :], scale)
+
+
+def _of_mean_time(costs: Sequence[float], scale: float) -> Estimate:
+    """The cost of the mean time: costs are its logarithm, and theirs would be that of a geometric
+    mean, which takes settings that are fast and slow in turns for faster than they are."""
+    found = estimate([math.exp((cost - costs[0]) / scale) for cost in costs])
+    center = costs[0] + scale * math.log(found.center)
+    return replace(found, center=center, standard_error=scale * found.standard_error / found.center)
 
 
 def _without_bad_moment(costs: Sequence[float], margin: float) -> Sequence[float]:

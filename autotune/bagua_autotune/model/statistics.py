@@ -90,7 +90,8 @@ def estimate(costs: Sequence[float]) -> Estimate:
     if len(costs) - len(kept) > math.ceil(len(costs) / COSTS_PER_OUTLIER):
         kept = list(costs)
     error = stdev(kept) / math.sqrt(len(kept)) if len(kept) > 1 else math.inf
-    return Estimate(fmean(kept), error, len(kept), len(costs) - len(kept))
+    center += fmean(cost - center for cost in kept)  # equal costs keep their digits
+    return Estimate(center, error, len(kept), len(costs) - len(kept))
 
 
 def pooled(blocks: Sequence[Estimate]) -> Estimate:
