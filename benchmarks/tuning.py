@@ -1,7 +1,7 @@
 """Whole tunings of simulated jobs: does the tuner keep the best, at what cost, and under drift?
 
 python benchmarks/tuning.py --json tuning.json
-python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
+python benchmarks/tuning.py --parts noise --json noise.json    # 1,800 tunings, some 25 minutes
 python benchmarks/tuning.py --parts "bad moment" --tunings 160
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """

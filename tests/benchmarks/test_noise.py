@@ -56,6 +56,19 @@ def test_visits_differ_by_what_the_climate_says() -> None:
         assert stdev(centers) == pytest.approx(math.hypot(by_visit, 0.007), rel=0.2)
 
 
+def test_steps_with_many_channels_are_fast_and_slow_by_turns_in_one_climate_alone() -> None:
+    unsteady = [climate for climate in CLIMATES if climate.is_unsteady]
+    assert [climate.name for climate in unsteady] == ["unsteady from 8 channels on"]
+    for channels, expected in ((4, {1.0}), (8, {0.8, 1.3}), (16, {0.8, 1.3})):
+        weather = Weather(replace(unsteady[0], inside=0.0), seed=1)
+        steady = Weather(Climate("", inside=0.0), seed=1)
+        factors = [
+            weather.factor(step, channels) / steady.factor(step, channels) for step in range(4000)
+        ]
+        assert {round(each, 6) for each in factors} == expected
+        assert fmean(factors) == pytest.approx(1.0, abs=0.02)
+
+
 def calm(climate: Climate, steps: int) -> list[float]:
     """Factors of steps in which nobody is late, without noise inside a visit."""
     weather = Weather(replace(climate, inside=0.0), seed=1)

@@ -28,7 +28,8 @@ from bagua_wire.knobs import CHANNELS_KNOB
 # is worth: few say little.
 USUAL_VISIT_ERROR, PRIOR_VISITS = 0.015, 3
 # Of the spread of steps inside a visit, before one is known; as many steps' worth says what a visit
-# of few steps does not know of its own.
+# of few steps does not know of its own: with 3, the intervals of trials that close themselves held
+# the truth in 91 %.
 USUAL_STEP_SPREAD, PRIOR_STEPS = 0.03, 6
 FEWEST_FOR_SPREAD = 3
 # A visit was in a bad moment if another one of the same configuration was so much faster, and by so
@@ -162,6 +163,7 @@ FEWEST_TO_SETTLE = 6
 # A bad moment inside a visit: on average so many steps in succession are slow, and elsewhere so
 # many in succession are fast.
 FEWEST_BAD, FEWEST_FAST = 2, 3
+# They are slower by so many of the spreads of such visits at least.
 BAD_SPREADS = 6.0
 SETTLED = 0.1
 SETTLED_STEPS = 5
@@ -258,7 +260,7 @@ def _of_mean_time(costs: Sequence[float], scale: float) -> Estimate:
 
 def _without_bad_moment(costs: Sequence[float], margin: float) -> Sequence[float]:
     """The steps without those in which something else made all slow for a while: nothing makes
-    several steps in succession fast by accident. What alternates between fast and slow is slow.
+    several steps in succession fast by accident. What alternates between fast and slow counts.
     """
     if len(costs) <= FEWEST_FAST:
         return costs

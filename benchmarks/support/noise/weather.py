@@ -67,7 +67,8 @@ CLIMATES = (
 class Weather:
     """One job's; equal seeds give equal weather, whatever is visited when.
 
-    But for the noise by visit, which is that of the first, the second visit and so on.
+    But for the noise by visit, which is that of the first, the second visit and so on, and for
+    what is unsteady, which the channels say.
     """
 
     def __init__(self, climate: Climate, seed: int) -> None:

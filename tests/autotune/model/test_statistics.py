@@ -51,9 +51,9 @@ def test_an_outlier_among_equal_costs_is_one() -> None:
 
 @given(st.lists(st.floats(0, 0.01), min_size=1, max_size=30), st.integers(1, 30))
 def test_what_is_slow_more_often_than_by_accident_is_slow(costs: list[float], slow: int) -> None:
-    """One cost, or one in seven, may be an accident; where there are more, all count."""
+    """One of seven may be an accident, two of 14; where there are more, all count."""
     count = len(costs) + slow
-    if min(slow, len(costs)) > math.ceil(count / 7):
+    if len(costs) > slow > math.ceil(count / 7):
         found = estimate([*costs, *[1.0] * slow])
         assert found.outliers == 0
         assert found.center == pytest.approx((sum(costs) + slow) / count)
