@@ -79,10 +79,10 @@ class Visits:
         """That between visits of one configuration."""
         usual = USUAL_VISIT_ERROR * self.scale
         squares, degrees = PRIOR_VISITS * usual**2, float(PRIOR_VISITS)
-        for like, visited in self._repeated.items():
+        for configuration, visited in self._repeated.items():
             own = [each for index, each in visited if index not in self.in_bad_moments]
             centers = [e.center - own[0].center for e in own]
-            inside = fmean(self.error_inside(e, like) ** 2 for e in own)
+            inside = fmean(self.error_inside(e, configuration) ** 2 for e in own)
             beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
             squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
         return math.sqrt(squares / degrees)
@@ -111,8 +111,8 @@ class Visits:
         at another visit. Nothing makes a step faster by accident; but what is slow more often than
         not is slow."""
         found: set[int] = set()
-        for like, own in self._repeated.items():
-            errors = BAD_MOMENT_ERRORS * self.spread_like(like)
+        for configuration, own in self._repeated.items():
+            errors = BAD_MOMENT_ERRORS * self.spread_like(configuration)
             fastest = min((each for _, each in own), key=lambda each: each.center)
             limit = fastest.center + BAD_MOMENT * self.scale
             slow = {
@@ -131,7 +131,7 @@ class Visits:
         for trial in self.trials:
             if trial.estimate:
                 grouped[trial.configuration].append((trial.index, trial.estimate))
-        return {like: own for like, own in grouped.items() if len(own) > 1}
+        return {each: own for each, own in grouped.items() if len(own) > 1}
 
 
 def _channels(configuration: Configuration) -> int:

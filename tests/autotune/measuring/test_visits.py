@@ -111,6 +111,7 @@ def test_a_trial_ends_when_more_steps_say_less_than_another_visit_would() -> Non
     assert measure(costs(2, 0.001), purpose="confirm", visits=quiet) is not None
     assert measure(costs(6, 0.1), purpose="search", visits=noisy) is None
     assert measure(costs(7, 0.1), purpose="search", visits=noisy) is not None
+    assert measure(costs(8, 0.1), visits=noisy) is None
     noisier = known_visits(0.02, 0.2)
     assert measure(costs(9, 0.2), visits=noisier) is None
     assert measure(costs(10, 0.2), visits=noisier) is not None
@@ -218,7 +219,10 @@ def test_slow_first_steps_do_not_count() -> None:
 def test_a_bad_moment_inside_a_visit_does_not_count(bad: list[int]) -> None:
     found = [cost + 0.7 * (place in bad) for place, cost in enumerate(costs(9, 0.02))]
     good = [cost for place, cost in enumerate(found) if place not in bad]
-    assert settled(found, visits=VISITS).center == pytest.approx(estimate(good).center, abs=0.001)
+    own, expected = settled(found, visits=VISITS), estimate(good)
+    assert own.center == pytest.approx(expected.center, abs=0.001)
+    assert (own.count, own.outliers) == (expected.count, expected.outliers)
+    assert own.standard_error == pytest.approx(expected.standard_error, rel=0.05)
     # Not even if it lasted longer than the rest.
     longer = [*found, *(cost + 0.7 for cost in costs(9, 0.02))]
     assert settled(longer, visits=VISITS).center == pytest.approx(math.log(0.1), abs=0.03)

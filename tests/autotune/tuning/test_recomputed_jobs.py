@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -74,10 +75,11 @@ def test_on_a_fast_network_the_same_is_found_in_as_few_steps() -> None:
         (ddp, ("bucket_bytes", "channels", "first_bucket_bytes", "last_bucket_bytes")),
         (fsdp, ("bucket_bytes", "channels", "kept_units", "prefetch", "scatter_group")),
     ):
-        job = tuned(simulator, (*others, KNOB))
-        least = {**job.baseline, KNOB: 0}
-        assert job.true_seconds(job.configuration) < 1.01 * job.true_seconds(least)
-        assert job.step <= 75, "45 to 71 by seed"
+        jobs = [tuned(simulator, (*others, KNOB), seed) for seed in range(8)]
+        least = {**jobs[0].baseline, KNOB: 0}
+        first = jobs[0]
+        assert first.true_seconds(first.configuration) < 1.01 * first.true_seconds(least)
+        assert median(job.step for job in jobs) <= MOST_STEPS
 
 
 def test_what_computing_costs_is_known_from_the_trials_that_recompute_least() -> None:
